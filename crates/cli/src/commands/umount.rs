@@ -18,7 +18,7 @@ use crate::output;
 pub(crate) fn run(args: &UmountArgs) -> Result<()> {
     let at = Path::new(&args.target);
     if let Some((process, at)) = served(args)? {
-        process.ask::<()>(&Request::Unmount { at: at.clone(), lazy: args.lazy })?;
+        process.ask::<()>(&Request::Unmount { at: at.clone(), lazy: args.lazy, pool: None })?;
         if !args.helper {
             output::line(&format!("unmounted {}", at.display()));
         }
@@ -90,7 +90,9 @@ fn umount_pool(args: &UmountArgs) -> Result<()> {
     match client::find(&args.target)? {
         Target::InUse { process, pool } => {
             for mount in &pool.mounts {
-                process.ask::<()>(&Request::Unmount { at: mount.at.clone(), lazy: args.lazy })?;
+                let (at, lazy) = (mount.at.clone(), args.lazy);
+                // Another pool may be mounted where this one was detached.
+                process.ask::<()>(&Request::Unmount { at, lazy, pool: Some(pool.guid) })?;
                 output::line(&format!("unmounted {}", mount.at.display()));
             }
             if pool.mounts.is_empty() {

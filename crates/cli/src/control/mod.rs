@@ -60,7 +60,13 @@ pub(crate) enum Request {
     /// Change the flags of a mount, named as in mount(8): [`messages::MountInfo`].
     Remount { at: PathBuf, flags: Vec<String> },
     /// Unmount a dataset, and export its pool with the last mount: no content.
-    Unmount { at: PathBuf, lazy: bool },
+    Unmount {
+        at: PathBuf,
+        lazy: bool,
+        /// The pool, if the mount must be one of it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pool: Option<u64>,
+    },
     /// Unmount all datasets of a pool, and export it: no content.
     Export {
         pool: u64,

@@ -399,12 +399,15 @@ impl Daemon {
         self.pools().iter().flat_map(|imported| imported.mounts()).collect()
     }
 
-    /// The mount at a path; one that has left the mount table only if no other one is there.
+    /// The mount at a path; one that has left the mount table only if no other one is there. If a
+    /// pool is given by its guid, mounts of other pools are not considered.
     ///
     /// # Errors
-    /// If this process has no mount there.
-    pub(crate) fn mount_at(&self, at: &Path) -> Result<Arc<MountedDataset>> {
-        let mut mounts = self.mounts();
+    /// If this process has no such mount there.
+    pub(crate) fn mount_at(&self, at: &Path, pool: Option<u64>) -> Result<Arc<MountedDataset>> {
+        let mut pools = self.pools();
+        pools.retain(|imported| pool.is_none_or(|guid| imported.pool().guid() == guid));
+        let mut mounts: Vec<_> = pools.iter().flat_map(|imported| imported.mounts()).collect();
         let attached = mounts.iter().position(|mount| mount.is_attached_at(at));
         let found = attached.or_else(|| mounts.iter().position(|mount| mount.current_at() == at));
         let found = found.map(|index| mounts.swap_remove(index));

@@ -58,8 +58,8 @@ impl Daemon {
                 answer(&info)
             }
             Request::Remount { at, flags } => answer(&self.remount(&at, &flags)?),
-            Request::Unmount { at, lazy } => {
-                answer(&self.unmount(&self.mount_at(&at)?, lazy).map_err(with_lazy_hint)?)
+            Request::Unmount { at, lazy, pool } => {
+                answer(&self.unmount(&self.mount_at(&at, pool)?, lazy).map_err(with_lazy_hint)?)
             }
             Request::Export { pool, lazy, force } => answer(&self.export_pool(pool, lazy, force)?),
             Request::Status { pool } => {
@@ -147,7 +147,7 @@ impl Daemon {
 
     /// Changes the flags of a mount.
     fn remount(&self, at: &Path, flags: &[String]) -> Result<MountInfo> {
-        let mount = self.mount_at(at)?;
+        let mount = self.mount_at(at, None)?;
         mount.remount(flags)?;
         self.screen.say(&format!("remounted {}", at.display()));
         Ok(mount_info(&mount))

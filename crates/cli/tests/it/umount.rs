@@ -135,6 +135,8 @@ fn a_mount_at_the_place_of_a_detached_one_is_unmounted() {
         exec 3> at/file
         umount -i -l at
         "$FOREBAY" mount two.img at --daemon
+        "$FOREBAY" umount --lazy one
+        grep "two/main $PWD/at " /proc/self/mounts
         "$FOREBAY" umount at
         if grep "$PWD/at " /proc/self/mounts; then exit 9; fi
         "$FOREBAY" import --show two.img
