@@ -48,7 +48,7 @@ pub use counters::{MountCounters, MountStats, OperationLatency};
 pub use error::{MountError, MountUser};
 pub use follow::{Group, Groups, mount_following};
 pub use mount::{
-    Mount, MountInfo, available, mount_containing, mount_info, mounts_at, unmount_dead,
+    Mount, MountInfo, available, mount_containing, mount_id_at, mount_info, unmount_dead,
 };
 #[cfg(feature = "testing")]
 pub use null::mount_null;

@@ -99,14 +99,15 @@ fn remount(args: &MountArgs) -> Result<()> {
     let at = args.at.as_deref().or(args.pool.as_deref().map(Path::new));
     let at =
         at.ok_or_else(|| Failure::usage("-o remount: no mount point is given; give its path"))?;
-    let Some((process, at)) = client::served(at)? else {
+    let Some((process, mount)) = client::served(at)? else {
         return Err(Failure::new(format!(
             "{0}: cannot remount: no daemon of this user has a mount there; `forebay list` shows \
              mounts",
             at.display()
         )));
     };
-    let info: MountInfo = process.ask(&Request::Remount { at, flags: args.flag_names.clone() })?;
+    let request = Request::Remount { at: mount.at, flags: args.flag_names.clone() };
+    let info: MountInfo = process.ask(&request)?;
     let mode = if info.read_only { "read-only" } else { "read-write" };
     output::line(&format!("remounted {}, {mode}", info.at.display()));
     Ok(())

@@ -6,18 +6,20 @@
 //! bound over the daemon's, is a copy, and its unmount must not end the daemon's.
 
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use crate::args::UmountArgs;
 use crate::control::Request;
 use crate::control::client::{self, Process, Target};
+use crate::control::messages::MountInfo;
 use crate::error::{Failure, Result};
 use crate::output;
 
 pub(crate) fn run(args: &UmountArgs) -> Result<()> {
     let at = Path::new(&args.target);
-    if let Some((process, at)) = served(args)? {
+    if let Some((process, mount)) = served(args)? {
+        let at = mount.at;
         process.ask::<()>(&Request::Unmount { at: at.clone(), lazy: args.lazy, pool: None })?;
         if !args.helper {
             output::line(&format!("unmounted {}", at.display()));
@@ -55,13 +57,13 @@ pub(crate) fn run(args: &UmountArgs) -> Result<()> {
     }
 }
 
-/// The daemon to ask for the unmount; `None` if umount(8) is to do without.
-fn served(args: &UmountArgs) -> Result<Option<(Process, PathBuf)>> {
+/// The daemon to ask for the unmount, and the mount; `None` if umount(8) is to do without.
+fn served(args: &UmountArgs) -> Result<Option<(Process, MountInfo)>> {
     if args.force {
         return Ok(None);
     }
     match client::served(Path::new(&args.target)) {
-        Ok(Some((process, at))) if args.helper && is_copy(&process, &at) => Ok(None),
+        Ok(Some((process, mount))) if args.helper && is_copy(&process, &mount) => Ok(None),
         // A lazy unmount waits for nothing, so it works without the daemon.
         Err(_) if args.helper && args.lazy => Ok(None),
         served => served,
@@ -69,8 +71,9 @@ fn served(args: &UmountArgs) -> Result<Option<(Process, PathBuf)>> {
 }
 
 /// Whether umount(8) is to unmount a copy of a mount of the daemon.
-fn is_copy(process: &Process, at: &Path) -> bool {
-    !process.shares_mounts() || forebay_fuse::mounts_at(at).is_ok_and(|mounts| mounts > 1)
+fn is_copy(process: &Process, mount: &MountInfo) -> bool {
+    let is_over = |id: u64| forebay_fuse::mount_id_at(&mount.at).is_ok_and(|reached| reached != id);
+    !process.shares_mounts() || mount.mount_id.is_some_and(is_over)
 }
 
 /// Replaces this process by umount(8), which then calls no helper. Returns the error if it cannot.

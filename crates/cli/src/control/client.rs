@@ -11,7 +11,7 @@ use std::time::Duration;
 use forebay_base::sync::thread::spawn_named;
 use serde::de::DeserializeOwned;
 
-use super::messages::{EventInfo, JobProgress, PoolInfo, ProcessInfo};
+use super::messages::{EventInfo, JobProgress, MountInfo, PoolInfo, ProcessInfo};
 use super::{
     ANSWER_BYTES_MAX, Answer, Envelope, RAW_BYTES_MAX, Request, VERSION, peer, read_line, run_dir,
 };
@@ -238,12 +238,12 @@ fn not_answering(daemons: Daemons, sought: &str) -> Failure {
     silent.unwrap_or_else(|| Failure::new("not found")).doing(sought)
 }
 
-/// The daemon that serves a mount point, and the canonical path of the mount point; `None` if
-/// nothing of this user is mounted there.
+/// The daemon that serves a mount point, and its mount there; `None` if nothing of this user is
+/// mounted there.
 ///
 /// # Errors
 /// If a mount of Forebay is there, and a daemon that may serve it does not answer.
-pub(crate) fn served(at: &Path) -> Result<Option<(Process, PathBuf)>> {
+pub(crate) fn served(at: &Path) -> Result<Option<(Process, MountInfo)>> {
     let daemons = daemons();
     // A mount whose daemon hangs cannot be resolved.
     let silent = !daemons.silent.is_empty();
@@ -252,12 +252,12 @@ pub(crate) fn served(at: &Path) -> Result<Option<(Process, PathBuf)>> {
         false => at.canonicalize().ok(),
     };
     let Some(canonical) = canonical else { return Ok(None) };
-    let mounted = |process: &&Process| {
+    let mounted = daemons.answering.iter().find_map(|process| {
         let mut mounts = process.info.pools.iter().flat_map(|pool| &pool.mounts);
-        mounts.any(|mount| mount.at == canonical)
-    };
-    if let Some(process) = daemons.answering.iter().find(mounted) {
-        return Ok(Some((process.clone(), canonical)));
+        Some((process, mounts.find(|mount| mount.at == canonical)?))
+    });
+    if let Some((process, mount)) = mounted {
+        return Ok(Some((process.clone(), mount.clone())));
     }
     let is_mount = || forebay_fuse::mount_containing(&canonical);
     match silent && is_mount().is_ok_and(|found| found.as_ref() == Some(&canonical)) {

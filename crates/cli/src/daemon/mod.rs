@@ -521,6 +521,7 @@ pub(crate) fn mount_info(mount: &MountedDataset) -> MountInfo {
         read_only: mount.flags().read_only,
         kernel_cache: mount.kernel_cache,
         pid: std::process::id(),
+        mount_id: mount.id(),
     }
 }
 

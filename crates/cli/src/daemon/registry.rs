@@ -338,6 +338,11 @@ impl MountedDataset {
         self.mount.current_path().unwrap_or_else(|| self.at().to_owned())
     }
 
+    /// Its id in the mount table; `None` if it is not there.
+    pub(crate) fn id(&self) -> Option<u64> {
+        self.mount.id()
+    }
+
     /// Whether the mount table shows it at this path.
     pub(crate) fn is_attached_at(&self, at: &Path) -> bool {
         self.mount.current_path().is_some_and(|path| path == at)

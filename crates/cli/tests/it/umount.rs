@@ -124,6 +124,36 @@ fn a_mount_bound_over_itself_is_unmounted_as_the_error_says() {
     assert!(err.lines().count() == 1 && err.contains("unmount that first (`umount "), "{err}");
 }
 
+/// Where a folder is bound over itself and shared, the kernel puts a copy of the mount beneath it.
+#[test]
+fn a_mount_with_a_copy_beneath_it_is_unmounted() {
+    if !fuse() || !root() || !has("unshare --mount mount --bind /tmp /tmp") {
+        return;
+    }
+    let fixture = Fixture::new();
+    fixture.pool("tank.img");
+    fixture.folder("srv");
+    helpers(&fixture);
+    let script = r#"
+        mount --bind helpers /sbin
+        mkdir srv/at
+        mount --bind srv srv
+        mount --make-shared srv
+        mount --bind srv srv
+        for umount in "$FOREBAY umount" umount; do
+            "$FOREBAY" mount tank.img srv/at --daemon
+            test "$(grep -c "$PWD/srv/at " /proc/self/mounts)" = 2
+            $umount srv/at
+            if grep "$PWD/srv/at " /proc/self/mounts; then exit 9; fi
+            "$FOREBAY" import --show tank.img
+        done
+    "#;
+    let output = in_namespace(&fixture, script);
+    let (out, err) = texts(&output);
+    assert!(output.status.success() && err.is_empty(), "{out}{err}");
+    assert_eq!(out.matches("; exported").count(), 2, "{out}");
+}
+
 /// A mount that is detached, but still in use, does not stand for another one at its path.
 #[test]
 fn a_mount_at_the_place_of_a_detached_one_is_unmounted() {

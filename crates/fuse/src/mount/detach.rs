@@ -55,15 +55,14 @@ pub fn mount_containing(path: &Path) -> io::Result<Option<PathBuf>> {
     Ok(found.filter(|entry| entry.fs_type == attach::FS_TYPE).map(|entry| entry.path))
 }
 
-/// Returns how many mounts of this crate lie on one another at `path`: several after
-/// `mount --bind path path`. `path` is absolute and without links. Does not access them.
+/// Returns the id of the mount that a system call on `path` reaches: the topmost one there, or one
+/// over a directory above it. `path` is absolute and without links. Does not access the mount.
 ///
 /// # Errors
 ///
-/// The mount table cannot be read.
-pub fn mounts_at(path: &Path) -> io::Result<usize> {
-    let entries = mountinfo::entries()?.into_iter();
-    Ok(entries.filter(|entry| entry.path == path && entry.fs_type == attach::FS_TYPE).count())
+/// The path or `/proc` cannot be read.
+pub fn mount_id_at(path: &Path) -> io::Result<u64> {
+    mountinfo::id_at(path)
 }
 
 /// Unmounts a mount whose server was killed.

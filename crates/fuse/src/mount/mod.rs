@@ -31,7 +31,7 @@ use std::time::Duration;
 use forebay_base::sync::{Arc, Condvar, Mutex, thread};
 
 pub use self::attach::available;
-pub use self::detach::{MountInfo, mount_containing, mount_info, mounts_at, unmount_dead};
+pub use self::detach::{MountInfo, mount_containing, mount_id_at, mount_info, unmount_dead};
 
 use self::mountinfo::MountEntry;
 pub(crate) use self::names_in_use::names_in_use;
@@ -62,7 +62,7 @@ pub(crate) fn serve<S: Server>(
     let options = options.clamped();
     let (path, mode) = attach::check_mount_point(at)?;
     let device = attach::attach(&path, mode, &options)?;
-    let own = OwnMount::attached_at(&path).map_err(|source| {
+    let own = OwnMount::attached_at(&path, &options.fs_name).map_err(|source| {
         // It is not detached, since another mount may be there. Without the device it is dead.
         MountError::System { what: "find in the mount table", path: path.clone(), source }
     })?;
@@ -178,6 +178,12 @@ impl Mount {
     /// the table does not show the mount.
     pub fn current_path(&self) -> Option<PathBuf> {
         Some(self.entry()?.path)
+    }
+
+    /// Its id in the mount table, which no other mount of the system has now. `None` if the table
+    /// does not show the mount.
+    pub fn id(&self) -> Option<u64> {
+        Some(self.entry()?.id)
     }
 
     /// Its entry in the mount table. After its end, another mount may have its numbers.

@@ -31,14 +31,21 @@ pub(super) struct OwnMount {
 }
 
 impl OwnMount {
-    /// The mount that was just attached at `path`.
+    /// The mount of `source` that was just attached at `path`. If a directory above it is bound to
+    /// itself and shared, the kernel has put a copy of the mount at the same path, beneath it.
     ///
     /// # Errors
     /// The mount table cannot be read, or lacks it.
-    pub(super) fn attached_at(path: &Path) -> io::Result<Self> {
-        let mut entries = mountinfo::entries()?.into_iter().rev();
-        let newest = entries.find(|entry| entry.path == path && entry.fs_type == FS_TYPE);
-        let entry = newest.ok_or(io::ErrorKind::NotFound)?;
+    pub(super) fn attached_at(path: &Path, source: &str) -> io::Result<Self> {
+        let mut entries = mountinfo::entries()?;
+        entries.retain(|entry| {
+            entry.path == path && entry.fs_type == FS_TYPE && entry.source == source
+        });
+        let reached = mountinfo::id_at(path).ok();
+        // Another mount may be over it already. Then it is the newest one.
+        let at = entries.iter().position(|entry| Some(entry.id) == reached);
+        let at = at.or(entries.len().checked_sub(1)).ok_or(io::ErrorKind::NotFound)?;
+        let entry = entries.swap_remove(at);
         Ok(Self { id: entry.id, device: entry.device, path: path.to_path_buf() })
     }
 

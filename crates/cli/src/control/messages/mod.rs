@@ -89,6 +89,9 @@ pub(crate) struct MountInfo {
     pub(crate) kernel_cache: bool,
     /// Process that serves the mount.
     pub(crate) pid: u32,
+    /// Its id in the mount table; `None` if it is not there, or if the daemon is an older one.
+    #[serde(default)]
+    pub(crate) mount_id: Option<u64>,
 }
 
 /// Status of a pool.
