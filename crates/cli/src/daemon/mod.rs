@@ -373,6 +373,7 @@ impl Daemon {
                 if let Err(NotClean { message, is_pending: false }) = mount.close() {
                     self.note_failure(message);
                 }
+                mount.left_behind().into_iter().for_each(|message| self.note_failure(message));
                 imported.remove_mount(&mount);
             }
             // `close_pool` records its own error.

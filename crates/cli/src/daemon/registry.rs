@@ -348,6 +348,23 @@ impl MountedDataset {
         self.mount.current_path().is_some_and(|path| path == at)
     }
 
+    /// Whether another mount is over it, so that it cannot be unmounted.
+    pub(super) fn is_covered(&self) -> bool {
+        self.mount.is_covered()
+    }
+
+    /// What to say of a mount that is still in the mount table when its process ends.
+    pub(super) fn left_behind(&self) -> Option<String> {
+        let path = self.mount.current_path()?;
+        let at = path.display();
+        Some(match self.is_covered() {
+            true => format!(
+                "{at}: stays behind, dead, below another mount; run `forebay umount {at}` once that is gone"
+            ),
+            false => format!("{at}: stays behind, dead; run `forebay umount {at}`"),
+        })
+    }
+
     /// Waits until the mount ends. Returns the reason if it was not unmounted.
     pub(super) fn wait(&self) -> Option<String> {
         self.mount.wait()

@@ -18,6 +18,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use forebay_base::sync::thread::{JoinHandle, spawn_named};
+use forebay_fuse::MountError;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -218,7 +219,7 @@ impl Shutdown {
             return Ok(forced.is_finished());
         }
         if self.is_over() {
-            if !daemon.mounts().is_empty() {
+            if daemon.mounts().iter().any(|mount| !mount.is_covered()) {
                 daemon.screen.say(
                     "files are still open: closing them now; programs that use them get errors",
                 );
@@ -247,11 +248,15 @@ fn unmount_all(daemon: &Daemon, lazily: &AtomicBool, unattended: bool) {
                 && !printed
             {
                 printed = true;
+                // Below another mount, it is not unmounted lazily either.
+                let is_covered = matches!(error, MountError::Covered { .. });
                 daemon.screen.say(&Failure::from(error).message);
-                daemon.screen.say(match unattended {
-                    true => "it is unmounted lazily after a timeout",
-                    false => "trying again; press Ctrl-C again to unmount it lazily",
-                });
+                if !is_covered {
+                    daemon.screen.say(match unattended {
+                        true => "it is unmounted lazily after a timeout",
+                        false => "trying again; press Ctrl-C again to unmount it lazily",
+                    });
+                }
             }
         }
         std::thread::sleep(BUSY_PERIOD);

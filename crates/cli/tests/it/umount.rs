@@ -284,6 +284,38 @@ fn other_mounts_over_a_mount_are_named_and_left_alone() {
     assert!(shown.contains("; exported"), "{shown}");
 }
 
+/// A daemon that must end cannot unmount it, and says so.
+#[test]
+fn a_mount_below_another_one_stays_behind_and_is_told() {
+    if !fuse() || !root() || !has("unshare --mount mount --bind /tmp /tmp") {
+        return;
+    }
+    let fixture = Fixture::new();
+    fixture.pool("tank.img");
+    fixture.folder("at");
+    let script = r#"
+        "$FOREBAY" mount tank.img at --daemon
+        mount -t tmpfs precious at
+        pid=$(basename run/*.sock .sock)
+        kill "$pid"
+        while test -e "run/$pid.sock" || readlink "/proc/$pid/exe" > /dev/null; do sleep 0.1; done
+        cat "run/$pid.log"
+        umount -i at
+        "$FOREBAY" umount at
+        if grep "$PWD/at " /proc/self/mounts; then exit 9; fi
+        "$FOREBAY" import --show tank.img
+    "#;
+    let output = in_namespace(&fixture, script);
+    let (out, err) = texts(&output);
+    assert!(output.status.success(), "{out}{err}");
+    let path = fixture.path("at");
+    let advice = format!("run `forebay umount {}` once that is gone", path.display());
+    assert!(out.contains("stays behind, dead, below another mount; ") && out.contains(&advice));
+    assert!(out.contains("tmpfs (precious) is mounted over it"), "{out}");
+    assert!(!out.contains("lazily after") && !out.contains("files are still open"), "{out}");
+    assert!(out.contains("removed the dead mount") && out.contains("; exported"), "{out}");
+}
+
 /// The script in `packaging` does the same as the link.
 #[test]
 fn the_script_of_the_helper_unmounts() {
