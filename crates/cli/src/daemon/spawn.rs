@@ -3,7 +3,7 @@
 //! A command runs its own program with the hidden command [`COMMAND`], in a new session, and reads
 //! one line from it: [`READY`], or an error. The command then sends its request over the control
 //! socket, as to a daemon that ran before. A daemon ends with its last pool, or after
-//! [`IDLE_TIMEOUT`] without one.
+//! [`IDLE_TIMEOUT`] without one; at once if the command has ended before it could read the line.
 //!
 //! # Invariant
 //!
@@ -210,10 +210,16 @@ pub(crate) fn serve(
             return Err(failure);
         }
     };
-    let _ = writeln!(out, "{READY}");
-    let _ = out.flush();
+    let idle = match writeln!(out, "{READY}").and_then(|()| out.flush()) {
+        Ok(()) => IDLE_TIMEOUT,
+        // Killed: its lock is gone, and another command may have started a daemon meanwhile.
+        Err(error) => {
+            daemon.screen.say(&format!("the command that started this daemon has ended: {error}"));
+            Duration::ZERO
+        }
+    };
     redirect_stdout()?;
-    let ended = run::run(&daemon, &receiver, Some(IDLE_TIMEOUT));
+    let ended = run::run(&daemon, &receiver, Some(idle));
     drop(listening);
     match ended {
         // A clean end leaves no log.

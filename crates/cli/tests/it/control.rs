@@ -173,6 +173,26 @@ fn no_daemon_is_started_beside_one_that_does_not_answer() {
     fixture.ok(&["export", "two"]);
 }
 
+/// A command that is killed while it starts a daemon holds the lock no longer: the next one may
+/// have started another daemon.
+#[test]
+fn a_daemon_whose_starter_has_gone_ends_at_once() {
+    let fixture = Fixture::new();
+    let log = fixture.path("daemon.log");
+    let mut daemon = fixture.command(&["serve-in-background", "--log-file", log.to_str().unwrap()]);
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    std::fs::create_dir(fixture.run_dir()).unwrap();
+    std::fs::set_permissions(fixture.run_dir(), PermissionsExt::from_mode(0o700)).unwrap();
+    let output = daemon.stdout(writer).output().unwrap();
+    let (_, err) = texts(&output);
+    let log = std::fs::read_to_string(log).unwrap();
+    assert!(output.status.success(), "{err}{log}");
+    assert!(log.contains("the command that started this daemon has ended"), "{log}");
+    let left = std::fs::read_dir(fixture.run_dir()).unwrap().count();
+    assert_eq!(left, 0, "its log and its socket are gone");
+}
+
 fn sockets(fixture: &Fixture) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(fixture.run_dir()).unwrap();
     let paths = entries.map(|entry| entry.unwrap().path());
