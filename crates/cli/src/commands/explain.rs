@@ -82,9 +82,8 @@ fn scope_of(target: &str) -> Result<(Process, ExplainScope)> {
 fn in_no_mount(target: &str) -> Failure {
     let mut mounts = Vec::new();
     for pool in client::processes().iter().flat_map(|process| &process.info.pools) {
-        let shown = |mount: &MountInfo| {
-            format!("{} ({}/{})", mount.at.display(), mount.pool, mount.dataset)
-        };
+        let shown =
+            |mount: &MountInfo| format!("{} ({}/{})", mount.place(), mount.pool, mount.dataset);
         mounts.extend(pool.mounts.iter().map(shown));
     }
     Failure::new(match mounts.is_empty() {
@@ -104,7 +103,7 @@ fn mounted(path: &Path) -> Result<Option<(Process, ExplainScope)>> {
     let mut mounts = Vec::new();
     for process in client::processes() {
         for pool in &process.info.pools {
-            let holds = |mount: &&MountInfo| canonical.starts_with(&mount.at);
+            let holds = |mount: &&MountInfo| !mount.detached && canonical.starts_with(&mount.at);
             mounts.extend(
                 pool.mounts.iter().filter(holds).map(|m| (process.clone(), pool.guid, m.clone())),
             );

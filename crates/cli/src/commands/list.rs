@@ -89,7 +89,7 @@ fn rows_of(process: &ProcessInfo, pool: &PoolInfo) -> Vec<Vec<String>> {
             suspended,
         ];
         let options = flags.into_iter().flatten().collect::<Vec<_>>().join(",");
-        row(&mount.dataset, mount.at.display().to_string(), options)
+        row(&mount.dataset, mount.place(), options)
     };
     pool.mounts.iter().map(of_mount).collect()
 }

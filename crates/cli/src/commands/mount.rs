@@ -243,7 +243,8 @@ fn print_mounted(info: &MountInfo, process: &Process, has_l2: bool) {
 /// Status of the pool of a mount.
 fn status_of(info: &MountInfo, process: &Process) -> Result<PoolStatus> {
     let now: ProcessInfo = process.ask(&Request::Hello)?;
-    let has = |pool: &&PoolInfo| pool.mounts.iter().any(|mount| mount.at == info.at);
+    let is_it = |mount: &MountInfo| (&mount.at, mount.mount_id) == (&info.at, info.mount_id);
+    let has = |pool: &&PoolInfo| pool.mounts.iter().any(is_it);
     let pool = now.pools.iter().find(has);
     let pool =
         pool.ok_or_else(|| Failure::new("the dataset was unmounted meanwhile; mount it again"))?;

@@ -233,12 +233,8 @@ fn parts(status: &PoolStatus) -> Vec<(String, String)> {
     for mount in &status.mounts {
         let cache = if mount.kernel_cache { " with kernel cache" } else { "" };
         let mode = if mount.read_only { "read-only" } else { "read-write" };
-        let value = format!(
-            "{} at {} {mode}{cache}, process {}",
-            mount.dataset,
-            mount.at.display(),
-            mount.pid
-        );
+        let value =
+            format!("{} at {} {mode}{cache}, process {}", mount.dataset, mount.place(), mount.pid);
         lines.push(("mounted".to_owned(), value));
     }
     lines

@@ -73,7 +73,7 @@ fn served(args: &UmountArgs) -> Result<Option<(Process, MountInfo)>> {
 /// Whether umount(8) is to unmount a copy of a mount of the daemon.
 fn is_copy(process: &Process, mount: &MountInfo) -> bool {
     let is_over = |id: u64| forebay_fuse::mount_id_at(&mount.at).is_ok_and(|reached| reached != id);
-    !process.shares_mounts() || mount.mount_id.is_some_and(is_over)
+    !process.shares_mounts() || mount.detached || mount.mount_id.is_some_and(is_over)
 }
 
 /// Replaces this process by umount(8), which then calls no helper. Returns the error if it cannot.

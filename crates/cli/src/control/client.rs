@@ -238,8 +238,8 @@ fn not_answering(daemons: Daemons, sought: &str) -> Failure {
     silent.unwrap_or_else(|| Failure::new("not found")).doing(sought)
 }
 
-/// The daemon that serves a mount point, and its mount there; `None` if nothing of this user is
-/// mounted there.
+/// The daemon that serves a mount point, and its mount there: one that has left the mount table
+/// only if no other one is there. `None` if nothing of this user is mounted there.
 ///
 /// # Errors
 /// If a mount of Forebay is there, and a daemon that may serve it does not answer.
@@ -252,11 +252,12 @@ pub(crate) fn served(at: &Path) -> Result<Option<(Process, MountInfo)>> {
         false => at.canonicalize().ok(),
     };
     let Some(canonical) = canonical else { return Ok(None) };
-    let mounted = daemons.answering.iter().find_map(|process| {
-        let mut mounts = process.info.pools.iter().flat_map(|pool| &pool.mounts);
-        Some((process, mounts.find(|mount| mount.at == canonical)?))
+    let mounts = daemons.answering.iter().flat_map(|process| {
+        let mounts = process.info.pools.iter().flat_map(|pool| &pool.mounts);
+        mounts.map(move |mount| (process, mount))
     });
-    if let Some((process, mount)) = mounted {
+    let there = mounts.filter(|(_, mount)| mount.at == canonical);
+    if let Some((process, mount)) = there.min_by_key(|(_, mount)| mount.detached) {
         return Ok(Some((process.clone(), mount.clone())));
     }
     let is_mount = || forebay_fuse::mount_containing(&canonical);

@@ -515,6 +515,7 @@ pub(crate) fn pool_info(imported: &ImportedPool) -> PoolInfo {
 
 /// Describes a mount.
 pub(crate) fn mount_info(mount: &MountedDataset) -> MountInfo {
+    let mount_id = mount.id();
     MountInfo {
         pool: mount.pool.clone(),
         dataset: mount.dataset.clone(),
@@ -522,7 +523,8 @@ pub(crate) fn mount_info(mount: &MountedDataset) -> MountInfo {
         read_only: mount.flags().read_only,
         kernel_cache: mount.kernel_cache,
         pid: std::process::id(),
-        mount_id: mount.id(),
+        mount_id,
+        detached: mount_id.is_none(),
     }
 }
 

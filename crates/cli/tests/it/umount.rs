@@ -154,17 +154,20 @@ fn a_mount_with_a_copy_beneath_it_is_unmounted() {
     assert_eq!(out.matches("; exported").count(), 2, "{out}");
 }
 
-/// A mount that is detached, but still in use, does not stand for another one at its path.
+/// A mount that is detached, but still in use, does not stand for another one at its path, of the
+/// same daemon or of another one.
 #[test]
 fn a_mount_at_the_place_of_a_detached_one_is_unmounted() {
     if !fuse() || !root() || !has("unshare --mount mount --bind /tmp /tmp") {
         return;
     }
     let script = r#"
-        "$FOREBAY" mount one.img at --daemon
+        "$FOREBAY" mount one.img at --daemon $SEPARATE
         exec 3> at/file
         umount -i -l at
-        "$FOREBAY" mount two.img at --daemon
+        "$FOREBAY" list
+        "$FOREBAY" status one
+        "$FOREBAY" mount two.img at --daemon $SEPARATE
         "$FOREBAY" umount --lazy one
         grep "two/main $PWD/at " /proc/self/mounts
         "$FOREBAY" umount at
@@ -172,13 +175,16 @@ fn a_mount_at_the_place_of_a_detached_one_is_unmounted() {
         "$FOREBAY" import --show two.img
         exec 3>&-
     "#;
-    let fixture = Fixture::new();
-    fixture.pool("one.img");
-    fixture.pool("two.img");
-    fixture.folder("at");
-    let output = in_namespace(&fixture, script);
-    let (out, err) = texts(&output);
-    assert!(output.status.success() && out.contains("; exported"), "{out}{err}");
+    for separate in ["", "--separate --memory=192M"] {
+        let fixture = Fixture::new();
+        fixture.pool("one.img");
+        fixture.pool("two.img");
+        fixture.folder("at");
+        let output = in_namespace(&fixture, &format!("SEPARATE='{separate}'; {script}"));
+        let (out, err) = texts(&output);
+        assert!(output.status.success() && out.contains("; exported"), "{out}{err}");
+        assert_eq!(out.matches("/at (detached) ").count(), 2, "list and status: {out}");
+    }
 }
 
 /// A daemon that does not answer: umount(8) says so, since it cannot wait for the commit. A lazy

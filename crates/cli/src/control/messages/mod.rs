@@ -92,6 +92,17 @@ pub(crate) struct MountInfo {
     /// Its id in the mount table; `None` if it is not there, or if the daemon is an older one.
     #[serde(default)]
     pub(crate) mount_id: Option<u64>,
+    /// True once it has left the mount table. It is served as long as it is in use.
+    #[serde(default)]
+    pub(crate) detached: bool,
+}
+
+impl MountInfo {
+    /// Its path, and whether it is still there.
+    pub(crate) fn place(&self) -> String {
+        let at = self.at.display();
+        if self.detached { format!("{at} (detached)") } else { at.to_string() }
+    }
 }
 
 /// Status of a pool.
