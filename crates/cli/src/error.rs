@@ -30,13 +30,21 @@ pub(crate) struct Failure {
     pub(crate) found_trouble: bool,
     /// The process that was asked is ending: another one can do it.
     pub(crate) is_ending: bool,
+    /// It has done nothing about the request, so the request is not why it ends.
+    pub(crate) did_nothing: bool,
 }
 
 pub(crate) type Result<T, E = Failure> = std::result::Result<T, E>;
 
 impl Failure {
     pub(crate) fn new(message: impl Into<String>) -> Self {
-        Self { message: message.into(), code: FAILED, found_trouble: false, is_ending: false }
+        Self {
+            message: message.into(),
+            code: FAILED,
+            found_trouble: false,
+            is_ending: false,
+            did_nothing: false,
+        }
     }
 
     pub(crate) fn usage(message: impl Into<String>) -> Self {
@@ -48,9 +56,9 @@ impl Failure {
         Self { found_trouble: true, ..Self::new(message) }
     }
 
-    /// The process that was asked is ending, or has ended.
+    /// The process that was asked is ending, or has ended, and has done nothing.
     pub(crate) fn ending(message: impl Into<String>) -> Self {
-        Self { is_ending: true, ..Self::new(message) }
+        Self { is_ending: true, did_nothing: true, ..Self::new(message) }
     }
 
     /// An error of the system on a path, with a hint that depends on its kind.

@@ -333,7 +333,9 @@ impl Process {
             Outcome::Answer(answer) => Ok(answer),
             Outcome::Busy(why) => Err(busy(self.info.pid, &why)),
             Outcome::Closed if !self.ends() => Err(hung_up(self.info.pid)),
-            Outcome::Closed | Outcome::NoListener => Err(gone(self.info.pid)),
+            // It may have ended because of the request.
+            Outcome::Closed => Err(Failure { did_nothing: false, ..gone(self.info.pid) }),
+            Outcome::NoListener => Err(gone(self.info.pid)),
         }
     }
 
@@ -538,7 +540,7 @@ mod tests {
     fn an_answer_says_whether_the_process_is_ending() {
         let text = "the pool is busy; try again";
         for failure in [Failure::new(text), Failure::ending(text)] {
-            let is_ending = failure.is_ending;
+            let ends = (failure.is_ending, failure.did_nothing);
             let (mine, mut theirs) = UnixStream::pair().unwrap();
             let mut line = serde_json::to_string(&Answer::from(failure)).unwrap();
             line.push('\n');
@@ -546,7 +548,8 @@ mod tests {
             let answer =
                 converse::<()>(mine, Path::new("socket"), &Request::Hello, &mut |_| Ok(()));
             let failure = answer.err().expect("it failed");
-            assert_eq!((failure.is_ending, &*failure.message), (is_ending, text));
+            assert_eq!((failure.is_ending, failure.did_nothing), ends);
+            assert_eq!(failure.message, text);
         }
         assert!(gone(1).is_ending);
         assert!(!hung_up(1).is_ending, "it runs: no other one shall be started beside it");

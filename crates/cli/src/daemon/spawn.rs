@@ -72,7 +72,7 @@ impl DaemonOptions<'_> {
 
 /// Has the shared daemon of this user, which is started if there is none, do what `ask` asks. If
 /// one that ran before ends before it does so, another daemon is asked. If one that was started
-/// ends, the request may be the cause.
+/// ends, the request may be the cause, unless the daemon has done nothing about it.
 ///
 /// # Errors
 /// Those of `ask`, as [`start`], or if a daemon that may be the shared one does not answer.
@@ -97,7 +97,11 @@ fn ask_one<P, T>(
         let (process, started) = find()?;
         match ask(&process) {
             Ok(answer) => return Ok(((process, started), answer)),
-            Err(failure) if failure.is_ending && !started && attempt < ATTEMPTS => attempt += 1,
+            Err(failure)
+                if failure.is_ending && (failure.did_nothing || !started) && attempt < ATTEMPTS =>
+            {
+                attempt += 1;
+            }
             Err(failure) => return Err(failure),
         }
     }
@@ -269,20 +273,25 @@ mod tests {
 
     use super::*;
 
+    /// How many daemons are asked if each ends, and so many run before.
+    fn asked(before: u32, did_nothing: bool) -> u32 {
+        let ended = Cell::new(0);
+        let refused = ask_one(
+            || Ok(((), ended.get() >= before)),
+            |()| {
+                ended.set(ended.get() + 1);
+                Err::<(), _>(Failure { did_nothing, ..Failure::ending("the daemon has ended") })
+            },
+        );
+        assert!(refused.is_err_and(|failure| failure.is_ending));
+        ended.get()
+    }
+
     #[test]
     fn a_request_that_ends_a_daemon_ends_no_more_than_one_that_was_started_for_it() {
-        // How many run before, and how many have ended.
         for (before, wanted) in [(0, 1), (1, 2), (3, 4), (9, ATTEMPTS)] {
-            let ended = Cell::new(0);
-            let refused = ask_one(
-                || Ok(((), ended.get() >= before)),
-                |()| {
-                    ended.set(ended.get() + 1);
-                    Err::<(), _>(Failure::ending("the daemon has ended"))
-                },
-            );
-            assert!(refused.is_err_and(|failure| failure.is_ending));
-            assert_eq!(ended.get(), wanted, "{before} before");
+            assert_eq!(asked(before, false), wanted, "{before} before");
+            assert_eq!(asked(before, true), ATTEMPTS, "the request is not the cause");
         }
         let ended = Cell::new(0);
         let ask = |_: &u32| match ended.replace(1) {
