@@ -32,37 +32,38 @@ impl Followed {
             true => log.after(self.newest),
             false => log.wait_after(self.newest, timeout),
         };
-        let now_ms = log.now_ms();
-        let is_due = |event: &PoolEvent| {
-            now_ms.saturating_sub(event.last_unix_ms) >= PAUSE_MS || !event.may_repeat(now_ms)
-        };
-        let again = self.repeated(log, is_due);
-        // An entry that is gone or takes no more is not asked for again.
-        self.given.retain(|number, _| log.get(*number).is_some_and(|one| one.may_repeat(now_ms)));
+        let mut due = self.repeated(log, false);
         for event in &new {
             self.newest = event.number;
             if event.kind.repeats() {
                 self.given.insert(event.number, event.count);
             }
         }
-        again.into_iter().chain(new).collect()
+        due.extend(new);
+        due
     }
 
     /// The events that have happened again since they were given.
     pub fn rest(&mut self, log: &EventLog) -> Vec<PoolEvent> {
-        self.repeated(log, |_| true)
+        self.repeated(log, true)
     }
 
-    fn repeated(&mut self, log: &EventLog, is_due: impl Fn(&PoolEvent) -> bool) -> Vec<PoolEvent> {
+    /// The events that have happened again since they were given: all of them, or those that have
+    /// paused or whose entry takes no more. Looks at each once, so that no count is missed. Forgets
+    /// an entry that is gone or takes no more.
+    fn repeated(&mut self, log: &EventLog, all: bool) -> Vec<PoolEvent> {
+        let now_ms = log.now_ms();
         let mut due = Vec::new();
-        for (number, given) in &mut self.given {
-            if let Some(event) =
-                log.get(*number).filter(|event| event.count > *given && is_due(event))
-            {
+        self.given.retain(|number, given| {
+            let Some(event) = log.get(*number) else { return false };
+            let may_repeat = event.may_repeat(now_ms);
+            let has_paused = now_ms.saturating_sub(event.last_unix_ms) >= PAUSE_MS;
+            if event.count > *given && (all || has_paused || !may_repeat) {
                 *given = event.count;
                 due.push(event);
             }
-        }
+            may_repeat
+        });
         due
     }
 }

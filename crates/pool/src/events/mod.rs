@@ -11,8 +11,8 @@
 //!
 //! # Locking
 //!
-//! `pool-events` protects the entries. Threads that wait for the next event sleep on it. Nothing is
-//! called under it.
+//! `pool-events` protects the entries. Threads that wait for the next event sleep on it. Only the
+//! clock is called under it.
 
 mod followed;
 mod kinds;
@@ -151,8 +151,13 @@ impl EventLog {
         entries.events.get(at).cloned()
     }
 
+    /// Adds an event, which happens now. The time is taken under the lock: an entry that a look at
+    /// a later time found too old takes no more.
     fn add(&self, event: PoolEvent) {
-        self.entries.lock().add(event);
+        let mut entries = self.entries.lock();
+        let now_ms = self.now_ms();
+        entries.add(PoolEvent { unix_ms: now_ms, last_unix_ms: now_ms, ..event });
+        drop(entries);
         self.added.notify_all();
     }
 
@@ -234,11 +239,11 @@ impl PoolEvents {
         let Event { device, txg, detail } = event;
         kind.trace(&self.pool, device, txg, detail.as_deref());
         self.counters.add(EventCounters::EVENTS, kind as usize, 1);
-        let now_ms = self.log.now_ms();
         self.log.add(PoolEvent {
+            // The log gives it its number and time.
             number: 0,
-            unix_ms: now_ms,
-            last_unix_ms: now_ms,
+            unix_ms: 0,
+            last_unix_ms: 0,
             pool: Arc::clone(&self.pool),
             pool_guid: self.guid,
             kind,

@@ -1,6 +1,6 @@
 //! Tests of the log of events.
 
-use forebay_base::clock::ManualWallClock;
+use forebay_base::clock::{ManualWallClock, UnixTime};
 use forebay_base::sync::thread;
 
 use super::*;
@@ -84,6 +84,55 @@ fn a_follower_gets_a_repeated_event_again_after_a_pause() {
     assert_eq!(next(), []);
     let rest = followed.rest(&log);
     assert_eq!((rest.len(), rest[0].count), (1, 5), "the last look waits for no pause");
+}
+
+/// A clock that lets `between` run between a look at it and what is done with the time.
+struct SlowClock {
+    inner: ManualWallClock,
+    between: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+}
+
+impl WallClock for SlowClock {
+    fn unix_time(&self) -> UnixTime {
+        let now = self.inner.unix_time();
+        let between = self.between.lock().take();
+        between.into_iter().for_each(|run| run());
+        now
+    }
+}
+
+#[test]
+fn no_repetition_is_lost_while_its_entry_becomes_too_old() {
+    let between = Mutex::named("test-between", None);
+    let clock = Arc::new(SlowClock { inner: ManualWallClock::new(0), between });
+    let log = EventLog::with_clock(clock.clone());
+    let tank = PoolEvents::new(Some(&log), "tank", 7);
+    failed(&tank, "a");
+    let mut followed = Followed::new();
+    assert_eq!(followed.next(&log, Duration::ZERO).len(), 1);
+    let follower = Arc::new(Mutex::named("test-follower", None));
+    let (of_clock, of_log, thread) = (clock.clone(), log.clone(), follower.clone());
+    *clock.between.lock() = Some(Box::new(move || {
+        of_clock.inner.advance(60 * SECOND_NS);
+        let ended = Arc::new((Mutex::named("test-ended", false), Condvar::new()));
+        let tell = ended.clone();
+        let follow = move || {
+            let events = followed.next(&of_log, Duration::ZERO);
+            *tell.0.lock() = true;
+            tell.1.notify_all();
+            (followed, events)
+        };
+        *thread.lock() = thread::spawn_named("follow", follow).ok();
+        // It ends now, or waits for the lock of the log.
+        let mut is_over = ended.0.lock();
+        while !*is_over && !ended.1.wait_timeout(&mut is_over, Duration::from_millis(100)) {}
+    }));
+    failed(&tank, "a");
+    let thread = follower.lock().take().expect("a thread");
+    let (mut followed, mut events) = thread.join().expect("it ends");
+    events.extend(followed.rest(&log));
+    let seen: Vec<(u64, u64)> = events.iter().map(|one| (one.number, one.count)).collect();
+    assert_eq!(seen, [(1, 2)]);
 }
 
 #[test]
