@@ -15,6 +15,7 @@ mod events;
 
 use std::fmt::Display;
 use std::io::Write;
+use std::path::Path;
 
 pub use events::{events, record_events};
 
@@ -48,6 +49,17 @@ pub fn seed(default: u64) -> u64 {
 pub fn requested_seed() -> Option<u64> {
     let text = std::env::var("FOREBAY_SEED").ok()?;
     Some(text.parse().expect("FOREBAY_SEED is a number"))
+}
+
+/// The begin of a shell script that runs in a new mount namespace: detaches the mounts of this type
+/// there, except the one at `keep`. A namespace has copies of the mounts of tests that run at the
+/// same time, and a file system ends only with its last copy.
+pub fn detach_copies(fs_type: &str, keep: Option<&Path>) -> String {
+    let keep = keep.unwrap_or(Path::new("")).display();
+    format!(
+        "for at in $(awk '$3 == \"{fs_type}\" && $2 != \"{keep}\" {{ print $2 }}' /proc/self/mounts)\n\
+         do umount -i -c -l \"$at\" 2> /dev/null || true; done\n"
+    )
 }
 
 /// Reports that the calling test cannot run, because `need` is missing. The test then returns.

@@ -5,6 +5,8 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 
+use forebay_base::testing::detach_copies;
+
 use crate::fixture::{Fixture, failed, failure_code, fuse, root};
 
 /// A user who owns nothing.
@@ -179,7 +181,7 @@ fn in_namespace(fixture: &Fixture, commands: &str, arguments: &[&str]) -> std::p
     let mut command = Command::new("unshare");
     command.args(["--mount", "--propagation", "private", "sh", "-c"]);
     command
-        .arg(format!("set -e; {commands}; exec \"$@\""))
+        .arg(format!("{} set -e; {commands}; exec \"$@\"", detach_copies("fuse.forebay", None)))
         .arg("sh")
         .arg(env!("CARGO_BIN_EXE_forebay"));
     command.args(arguments).current_dir(fixture.path("")).env("FOREBAY_RUN_DIR", fixture.run_dir());

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use forebay_base::testing::{full, skip};
+use forebay_base::testing::{detach_copies, full, skip};
 
 use crate::fixture::{Fixture, fuse, is_mounted, root, signal, texts, wait_until};
 
@@ -15,7 +15,8 @@ const MIB: usize = 1 << 20;
 
 /// Runs a script in a mount namespace of its own, so that no mount of it stays.
 fn in_namespace(fixture: &Fixture, script: &str) -> Output {
-    let mut command = fixture.command_of(Path::new("unshare"), &["--mount", "sh", "-ec", script]);
+    let script = detach_copies("fuse.forebay", None) + script;
+    let mut command = fixture.command_of(Path::new("unshare"), &["--mount", "sh", "-ec", &script]);
     command.env("FOREBAY", env!("CARGO_BIN_EXE_forebay"));
     command.output().expect("unshare runs")
 }
@@ -34,6 +35,22 @@ fn has(tools: &str) -> bool {
         skip("tools", format!("`{tools}` fails"));
     }
     works
+}
+
+/// Their mounts, like this one, end only with the last copy.
+#[test]
+fn a_namespace_has_no_mounts_of_other_tests() {
+    if !fuse() || !root() || !has("unshare --mount mount --bind /tmp /tmp") {
+        return;
+    }
+    let fixture = Fixture::new();
+    fixture.pool("tank.img");
+    let at = fixture.folder("at");
+    fixture.ok(&["mount", "tank.img", "at", "--daemon"]);
+    let (out, err) = texts(&in_namespace(&fixture, "cat /proc/self/mounts"));
+    assert!(is_mounted(&at) && out.contains("proc") && err.is_empty(), "{out}{err}");
+    assert!(!out.contains("fuse.forebay"), "{out}");
+    fixture.ok(&["umount", "at"]);
 }
 
 /// After umount(8), the process that served the mount is killed at once.

@@ -9,6 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use forebay_base::testing::detach_copies;
 use forebay_fs::{FileSystem, FsOptions, Owner};
 use forebay_fuse::{Mount, MountOptions, mount_info};
 use forebay_io::OpenOptions as DeviceOptions;
@@ -410,11 +411,12 @@ fn the_shrinker_limits_memory_of_inodes() {
 struct Elsewhere(Child);
 
 impl Elsewhere {
-    /// `None` without `unshare` or the right to use it.
-    fn bind(file: &Path, at: &Path) -> Option<Self> {
+    /// `at` is in the mount at `mounted`. `None` without `unshare` or the right to use it.
+    fn bind(file: &Path, at: &Path, mounted: &Path) -> Option<Self> {
         let script = "mount --bind \"$0\" \"$1\" && echo ready && read line && cat \"$1\"";
+        let script = detach_copies("fuse.forebay", Some(mounted)) + script;
         let mut command = Command::new("unshare");
-        command.args(["--mount", "sh", "-c", script]).args([file, at]);
+        command.args(["--mount", "sh", "-c", &script]).args([file, at]);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().ok()?;
         let mut ready = [0; 6];
         match child.stdout.as_mut().expect("a pipe").read_exact(&mut ready) {
@@ -460,7 +462,9 @@ fn the_shrinker_leaves_mounts_on_files_alone() {
         fs::write(fixture.at().join(name), "inside").expect("a file");
     }
     let here = Cover::bind(&outside, &directory.join("here"));
-    let there = here.as_ref().and_then(|_| Elsewhere::bind(&outside, &directory.join("there")));
+    let there = here
+        .as_ref()
+        .and_then(|_| Elsewhere::bind(&outside, &directory.join("there"), mounted.mount.path()));
     let (Some(here), Some(there)) = (here, there) else { return mounted.end() };
     // In the second round, the names of the first one have been forgotten for certain.
     for round in 0..3 {
