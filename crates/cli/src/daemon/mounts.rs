@@ -106,19 +106,19 @@ impl Daemon {
         let changing = self.changing.lock();
         let mut outcome = mount.close();
         if let Some(why) = failure {
-            self.screen.warn(&format!("{}: the mount failed: {why}", mount.at().display()));
+            self.screen.warn(&format!("{}: the mount failed: {why}", mount.current_at().display()));
         }
         imported.remove_mount(mount);
         let is_pending = outcome.as_ref().is_err_and(|error| error.is_pending);
         if let Err(NotClean { message, is_pending: false }) = &outcome {
-            self.note_failure(format!("{}: {message}", mount.at().display()));
+            self.note_failure(format!("{}: {message}", mount.current_at().display()));
         }
         if let Some(closed) = self.close_if_unused(changing, imported)
             && (outcome.is_ok() || is_pending)
         {
             outcome = closed.map_err(NotClean::from);
         }
-        self.screen.say(&format!("unmounted {}", mount.at().display()));
+        self.screen.say(&format!("unmounted {}", mount.current_at().display()));
         mount.set_outcome(outcome);
         self.changed();
     }
@@ -144,9 +144,11 @@ impl Daemon {
             return match mount.outcome() {
                 Some(outcome) => outcome.map_err(Failure::from),
                 None => {
-                    let at = mount.at().display();
-                    self.screen
-                        .say(&format!("{at}: detached; it ends when its last file is closed"));
+                    let at = mount.current_at();
+                    self.screen.say(&format!(
+                        "{}: detached; it ends when its last file is closed",
+                        at.display()
+                    ));
                     Ok(())
                 }
             };

@@ -210,6 +210,8 @@ pub(crate) struct MountedDataset {
     flags: Mutex<Flags>,
     files: Files,
     mount: Mount,
+    /// Its path when it was looked for last.
+    seen_at: Mutex<PathBuf>,
     /// Result of closing, once the mount is closed.
     outcome: Mutex<Option<Result<(), NotClean>>>,
 }
@@ -281,6 +283,7 @@ impl MountedDataset {
                 opened_read_only: read_only,
                 flags: Mutex::named("mount-flags", flags),
                 files,
+                seen_at: Mutex::named("mount-seen-at", mount.path().to_owned()),
                 mount,
                 outcome: Mutex::named("mount-outcome", None),
             }),
@@ -319,7 +322,7 @@ impl MountedDataset {
             return Err(Failure::new(format!(
                 "{0}: cannot become writable: it was mounted read-only; run `forebay umount {0}`, and \
                  mount it again without ro",
-                self.at().display()
+                self.current_at().display()
             )));
         }
         self.mount.remount(&changed.for_kernel())?;
@@ -328,14 +331,15 @@ impl MountedDataset {
         Ok(())
     }
 
-    /// Where it was mounted.
-    pub(crate) fn at(&self) -> &Path {
-        self.mount.path()
-    }
-
-    /// Where it is now, as after a rename of a directory above it.
+    /// Where it is now, as after a rename of a directory above it. Once it has left the mount
+    /// table, where it was seen last.
     pub(crate) fn current_at(&self) -> PathBuf {
-        self.mount.current_path().unwrap_or_else(|| self.at().to_owned())
+        let current = self.mount.current_path();
+        let mut seen_at = self.seen_at.lock();
+        if let Some(path) = current {
+            *seen_at = path;
+        }
+        seen_at.clone()
     }
 
     /// Its id in the mount table; `None` if it is not there.
@@ -372,6 +376,8 @@ impl MountedDataset {
 
     /// Unmounts.
     pub(super) fn unmount(&self, lazy: bool) -> Result<(), MountError> {
+        // For messages, since it leaves the mount table.
+        let _ = self.current_at();
         if lazy { self.mount.unmount_lazily() } else { self.mount.unmount() }
     }
 

@@ -9,7 +9,7 @@ use std::process::{Command, Output};
 
 use forebay_base::testing::{detach_copies, full, skip};
 
-use crate::fixture::{Fixture, fuse, is_mounted, root, signal, texts, wait_until};
+use crate::fixture::{Fixture, fuse, is_mounted, mounted, root, signal, texts, wait_until};
 
 const MIB: usize = 1 << 20;
 
@@ -337,6 +337,24 @@ fn a_mount_below_another_one_stays_behind_and_is_told() {
     assert!(out.contains("tmpfs (precious) is mounted over it"), "{out}");
     assert!(!out.contains("lazily after") && !out.contains("files are still open"), "{out}");
     assert!(out.contains("removed the dead mount") && out.contains("; exported"), "{out}");
+}
+
+#[test]
+fn a_mount_is_named_by_its_path_after_a_rename() {
+    if !fuse() {
+        return;
+    }
+    let fixture = Fixture::new();
+    fixture.pool("tank.img");
+    fixture.folder("before");
+    let at = fixture.folder("before/at");
+    let mut running = mounted(&fixture, &["mount", "tank.img", "before/at"], &at);
+    fs::rename(fixture.path("before"), fixture.path("after")).unwrap();
+    running.signal(libc::SIGINT);
+    let said = running.read_until("unmounted ");
+    let expected = format!("unmounted {}\n", fixture.path("after/at").display());
+    assert!(said.ends_with(&expected), "{said}");
+    assert!(running.wait().status.success());
 }
 
 /// The script in `packaging` does the same as the link.

@@ -22,7 +22,8 @@ pub(super) fn add(mount: &MountedDataset, pool: &str, paths: bool, out: &mut Sna
     let help = "Jobs that wait for a worker thread.";
     out.gauge("forebay_fs_jobs_queued", help, &labels, files.jobs_queued as f64);
     if paths {
-        let at = mount.at().to_string_lossy();
+        let at = mount.current_at();
+        let at = at.to_string_lossy();
         let labels = [labels[0], labels[1], ("mountpoint", &*at)];
         out.gauge("forebay_mount_info", "Mount point; the value is 1.", &labels, 1.0);
     }
