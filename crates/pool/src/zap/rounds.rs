@@ -9,6 +9,7 @@ use super::fat::Fat;
 use super::store::LeafStore;
 use super::sweep::SweepLeaves;
 use super::{DirectoryForm, OpBlocks, OpStep, Ordering, Zap, ZapCounters};
+use crate::format::ZapBlock;
 use crate::wait::Wait;
 use crate::{Error, ErrorKind, Result};
 
@@ -17,10 +18,18 @@ const LEAVES_PER_TX: usize = 8;
 /// Unreadable blocks that the choice of leaves passes at most.
 const FAILURES_MAX: usize = 16;
 
+/// Blocks of a batch that are read at a time: a quarter of them, but this many at least. Reads that
+/// somebody waits for queue behind them in the device.
+const READS_MIN: usize = 16;
+const READS_SHARE: usize = 4;
+
 /// Leaves whose names move together, and the blocks that were read for that.
 pub(crate) struct MergeBatch<S: LeafStore> {
     /// A hash of each.
     hashes: Vec<u32>,
+    /// The blocks to read, and how many of them are being read or were.
+    away: Vec<ZapBlock>,
+    begun: usize,
     blocks: OpBlocks<S>,
     /// Whether names have moved.
     pub(crate) has_moved: bool,
@@ -72,31 +81,50 @@ impl<S: LeafStore> Zap<S> {
             failures += 1;
             self.with_fat(|fat| fat.sweep.skips.add(found.reading, self.store.now_ns()));
         }
-        let away = self.store.prefetch(&found.blocks) as u64;
-        self.store.count(ZapCounters::DIRECTORY_MERGE_READS, away);
         let blocks = OpBlocks { fetched_max: usize::MAX, ..OpBlocks::default() };
-        let SweepLeaves { hashes, has_more, .. } = found;
-        MergeBatch { hashes, blocks, has_moved: false, has_more, error }
+        let SweepLeaves { hashes, has_more, blocks: away, .. } = found;
+        let mut batch =
+            MergeBatch { hashes, away, begun: 0, blocks, has_moved: false, has_more, error };
+        self.read_on(&mut batch, 0);
+        batch
+    }
+
+    /// Starts more reads of a batch, of which `loaded` leaves are in memory.
+    fn read_on(&self, batch: &mut MergeBatch<S>, loaded: usize) {
+        let MergeBatch { hashes, away, begun, .. } = batch;
+        let done = away.len() * loaded / hashes.len().max(1);
+        let end = away.len().min(done + READS_MIN.max(away.len() / READS_SHARE));
+        if end > *begun {
+            let not_resident = self.store.prefetch(&away[*begun..end]) as u64;
+            self.store.count(ZapCounters::DIRECTORY_MERGE_READS, not_resident);
+            *begun = end;
+        }
     }
 
     /// Waits until the leaves of a batch are in memory, unless `stop`. Drops those that cannot be
     /// read.
     pub(crate) fn load_merge(&self, batch: &mut MergeBatch<S>, stop: impl Fn() -> bool) {
-        let MergeBatch { hashes, blocks, error, .. } = batch;
-        hashes.retain(|hash| {
+        let mut readable = Vec::with_capacity(batch.hashes.len());
+        for at in 0..batch.hashes.len() {
             if stop() {
-                return false;
+                break;
             }
+            self.read_on(batch, at);
+            let (hash, blocks) = (batch.hashes[at], &mut batch.blocks);
             let loaded =
                 self.run_on(blocks, None, Wait::Allowed, |state, access| match &mut state.form {
                     DirectoryForm::Micro(_) => Ok(OpStep::Done(())),
-                    DirectoryForm::Fat(fat) => fat.load_for_merge(access, *hash),
+                    DirectoryForm::Fat(fat) => fat.load_for_merge(access, hash),
                 });
-            let Err(failed) = loaded else { return true };
-            error.get_or_insert(failed);
-            self.with_fat(|fat| fat.skip_leaf(*hash, self.store.now_ns()));
-            false
-        });
+            match loaded {
+                Ok(_) => readable.push(hash),
+                Err(failed) => {
+                    batch.error.get_or_insert(failed);
+                    self.with_fat(|fat| fat.skip_leaf(hash, self.store.now_ns()));
+                }
+            }
+        }
+        batch.hashes = readable;
     }
 
     /// Calls `f` with the state of a fat directory.

@@ -401,8 +401,8 @@ impl Fat {
         buffered.saturating_mul(1000) / capacity.max(1)
     }
 
-    /// Filter blocks and pages to prefetch with one that is not resident: a directory in use soon
-    /// needs all of them. Those of a window are prefetched again after some `operations` for each.
+    /// Filter blocks and pages to prefetch with one that is not resident, which comes first: a
+    /// directory in use soon needs all of them. Those of a window are prefetched again after some `operations` for each.
     /// So they return together if they were evicted, and those that do not fit the cache cost few
     /// reads in vain.
     pub(super) fn aside_ahead(&mut self, at: u64, operations: u64) -> Vec<ZapBlock> {
@@ -415,7 +415,8 @@ impl Fat {
             Entry::Occupied(mut before) => drop(before.insert(operations)),
             Entry::Vacant(new) => drop(new.insert(operations)),
         }
-        let numbers = at / WINDOW * WINDOW..(at / WINDOW + 1) * WINDOW;
+        let first = at / WINDOW * WINDOW;
+        let numbers = (at..first + WINDOW).chain(first..at);
         let pages = 1u64 << self.header.page_depth;
         let filter = |at| (at < filters).then_some(ZapBlock::Filter(at));
         let page = |at| (at < pages && self.header.pages.get() > 0).then_some(ZapBlock::Page(at));

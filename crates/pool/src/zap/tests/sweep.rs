@@ -1,5 +1,8 @@
 //! Which leaves get their names next.
 
+use std::cell::Cell;
+use std::collections::HashSet;
+
 use super::super::DirectoryForm;
 use super::super::ZapCounters;
 use super::super::memory::MemoryStore;
@@ -121,4 +124,44 @@ fn leaves_that_only_got_waiting_names_are_noted() {
     }
     let left = store.state.lock().moved.len();
     assert_eq!(left, 0, "of {moved} leaves");
+}
+
+/// Reads that somebody waits for queue behind those of a batch, so few of these are in flight.
+#[test]
+fn a_batch_reads_few_blocks_at_a_time() {
+    let (zap, store) = evicted(40_000);
+    let mut names = 40_000;
+    while store.state.lock().merge_requests == 0 {
+        zap.insert(&(), &name(names), &VALUE).expect("it is new");
+        names += 1;
+    }
+    evict_leaves(&store);
+    store.state.lock().prefetched.clear();
+    let mut batch = zap.start_merge(64, true);
+    let begun = store.state.lock().prefetched.len();
+    assert!((16..=20).contains(&begun), "{begun} blocks");
+    let (leaves, done) = (batch.leaves(), Cell::new(0));
+    zap.load_merge(&mut batch, || {
+        let begun = store.state.lock().prefetched.len();
+        assert!(begun <= 2 * (done.get() + 16), "{begun} blocks when {} are loaded", done.get());
+        done.set(done.get() + 1);
+        false
+    });
+    assert_eq!((done.get(), batch.leaves()), (leaves, leaves));
+    assert!(leaves > 40, "{leaves} leaves");
+    assert_eq!(read(&store)[0], leaves);
+}
+
+/// Somebody waits for it, and the device reads in the order of the requests.
+#[test]
+fn the_block_that_is_missing_is_prefetched_first() {
+    let (zap, _) = evicted(40_000);
+    let DirectoryForm::Fat(fat) = &mut zap.write_state.state.lock().form else {
+        unreachable!("it is large")
+    };
+    let ahead = fat.aside_ahead(1, u64::MAX / 2);
+    assert_eq!(ahead.first(), Some(&ZapBlock::Filter(1)));
+    let distinct: HashSet<_> = ahead.iter().map(|id| format!("{id:?}")).collect();
+    assert_eq!(distinct.len(), ahead.len());
+    assert!(ahead.contains(&ZapBlock::Filter(0)), "{ahead:?}");
 }
