@@ -124,7 +124,7 @@ impl Index {
         }
     }
 
-    /// Memory receives a newer value of the key. A live block becomes bad.
+    /// Memory receives a newer value of the key. A block that is live or being written becomes bad.
     pub(crate) fn supersede(&self, hash: KeyHash) {
         let mut table = self.partitions[self.partition_of(hash)].table.lock();
         if let Some(slot) = table.of(hash) {

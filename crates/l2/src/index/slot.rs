@@ -120,11 +120,12 @@ impl Slot {
         }
     }
 
-    /// The value of a live block is outdated.
+    /// The value of a block that is live, or will be, is outdated.
     pub(super) fn supersede(&mut self) {
-        if self.state() == RecordState::Live {
+        let before = self.state();
+        if matches!(before, RecordState::Live | RecordState::Pending) {
             let state = |state| state_bits(state) << STATE_SHIFT;
-            self.word ^= state(RecordState::Live) ^ state(RecordState::Bad);
+            self.word ^= state(before) ^ state(RecordState::Bad);
         }
     }
 

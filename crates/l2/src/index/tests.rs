@@ -69,7 +69,7 @@ fn hits_are_counted_up_to_the_most() {
 }
 
 #[test]
-fn a_live_block_with_an_older_value_becomes_bad() {
+fn a_block_with_an_older_value_becomes_bad() {
     let index = Index::new(4, 0, 4);
     let hash = KeyHash(5);
     index.supersede(hash);
@@ -78,7 +78,8 @@ fn a_live_block_with_an_older_value_becomes_bad() {
         let before = Record { state, ..record(1, 2) };
         index.insert(hash, Record { in_memory: true, ..before }, |_, _| true).unwrap();
         index.supersede(hash);
-        let after = if state == RecordState::Live { RecordState::Bad } else { state };
+        let is_tombstone = state == RecordState::Tombstone;
+        let after = if is_tombstone { state } else { RecordState::Bad };
         assert_eq!(index.find(hash), Some(Record { state: after, ..before }));
     }
 }
@@ -179,7 +180,7 @@ impl ReferenceModel {
 
 fn supersede(record: &mut Record) {
     record.in_memory = false;
-    if record.state == RecordState::Live {
+    if record.state != RecordState::Tombstone {
         record.state = RecordState::Bad;
     }
 }

@@ -377,7 +377,7 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
                         stored = !block.is_outdated();
                         match stored {
                             true => Some(Record { state: RecordState::Live, ..record }),
-                            // Its tombstone follows.
+                            // The block may be on the device, so it may require a tombstone.
                             false => {
                                 (!immutable).then_some(Record { state: RecordState::Bad, ..record })
                             }

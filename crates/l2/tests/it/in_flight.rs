@@ -1,15 +1,15 @@
-//! Keys that are forgotten while a header is in flight, and during a rebuild. A write stays in
-//! flight until the test releases it.
+//! Keys that are forgotten, or get newer values, while a write is in flight, and during a rebuild.
+//! A write stays in flight until the test releases it.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_cache::Class;
+use forebay_cache::{Attributes, Begin, Class};
 use forebay_io::fault::{Fault, FaultDevice, Rule};
 use forebay_io::{Device, Op, Request};
 
 use crate::failed_writes::{fill, open_segments, small_segments};
-use crate::support::{Fixture, arena, contents, copy, memory};
+use crate::support::{Fixture, Value, arena, contents, copy, memory};
 
 const DEVICE: u64 = 4 << 20;
 const SEGMENT: u64 = 64 << 10;
@@ -102,6 +102,39 @@ fn a_key_of_a_failed_batch_needs_a_tombstone_until_the_next_header_is_written() 
     assert_eq!(faults.remove(batch), Some(1));
     remove_while_held(&faults, &medium, &fixture, key);
     fixture.close();
+}
+
+#[test]
+fn a_value_that_memory_got_during_the_write_of_an_older_one_is_written_too() {
+    let (faults, medium, fixture) = holding();
+    // Opens a segment.
+    fixture.insert(0, 1, 1000);
+    fixture.spill();
+    let [open, _] = open_segments(&fixture);
+    faults.add(Rule::new(HELD).on(Op::Write).within(open + PAGE..open + SEGMENT).times(1));
+    fixture.insert(1, 1, 1000);
+    offer(&fixture);
+    while !is_held(&faults) {
+        std::thread::yield_now();
+    }
+    fixture.cache.clear();
+    match fixture.cache.begin(1, 1064, Attributes::DATA).unwrap() {
+        Begin::Vacant(guard) => _ = guard.publish(Value::new(1, 2, 1000)),
+        other => panic!("it was found before its write ended: {other:?}"),
+    }
+    fixture.cache.offer_all(256, |candidates| fixture.l2.write_all(candidates).unwrap());
+    faults.clear();
+    fixture.l2.flush().unwrap();
+    let crashed = copy(&medium);
+    fixture.cache.clear();
+    assert_eq!(fixture.get(1).map(|value| value.version), Some(2));
+    fixture.close();
+    for device in [crashed, medium] {
+        let fixture = Fixture::open(&device, &small_segments());
+        assert!(fixture.l2.wait_rebuilt());
+        assert_eq!(fixture.get(1).map(|value| value.version), Some(2));
+        fixture.close();
+    }
 }
 
 /// A header that is written during the rebuild records the damage found so far.

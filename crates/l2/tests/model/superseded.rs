@@ -100,6 +100,37 @@ fn no_older_value_is_found_after_one_that_memory_got_elsewhere() {
     });
 }
 
+/// Memory gets a value and writes it while the older one is being written.
+#[test]
+fn a_value_is_written_over_one_whose_write_is_in_flight() {
+    check(1200, || {
+        let device = shuttle::sync::Arc::new(PageMapDevice::new(BYTES, Pages::new()));
+        let fixture = Arc::new(open(device, true, 512 << 10));
+        let newest = Arc::new(Newest::named("known", 1));
+        fixture.insert(KEY);
+        fixture.offer();
+        let loader = {
+            let (fixture, newest) = (fixture.clone(), newest.clone());
+            spawn(move || {
+                fixture.cache.clear();
+                if look_up(&fixture, &newest, Some(2)) {
+                    let write_all = |candidates| fixture.l2.write_all(candidates).unwrap();
+                    fixture.cache.offer_all(4, write_all);
+                    fixture.l2.flush().unwrap();
+                    fixture.known.lock().forget_before(2);
+                }
+            })
+        };
+        look_up(&fixture, &newest, None);
+        loader.join().unwrap();
+        let flushed = fixture.crash();
+        fixture.cache.clear();
+        look_up(&fixture, &newest, None);
+        end(Arc::into_inner(fixture).expect("all threads have ended"));
+        check_after_crash(flushed, 512 << 10);
+    });
+}
+
 /// Memory evicts the block in several threads, whose reports come late, while another loads it.
 #[test]
 fn a_block_with_the_right_value_is_never_bad() {
