@@ -7,7 +7,7 @@ use std::time::Duration;
 use forebay_base::sync::Arc;
 
 use crate::attributes::Class;
-use crate::capacity::{self, Reserved};
+use crate::capacity;
 use crate::header::slab;
 use crate::header::{Header, Unpinned};
 
@@ -24,7 +24,7 @@ impl Capacity {
     }
     /// Reserves without waiting. Fails while others queue.
     pub fn reserve(&self, weight: u64) -> bool {
-        self.0.reserve(weight) != Reserved::No
+        self.0.reserve(weight).is_reserved()
     }
     /// Returns capacity.
     pub fn release(&self, weight: u64) {

@@ -73,6 +73,15 @@ pub(crate) enum Reserved {
     YesAndReclaim,
     /// No capacity now.
     No,
+    /// Others queue, and come first.
+    Behind,
+}
+
+impl Reserved {
+    /// Whether the capacity is the caller's.
+    pub(crate) fn is_reserved(self) -> bool {
+        matches!(self, Self::Yes | Self::YesAndReclaim)
+    }
 }
 
 /// Batches in a target, as a power of two. Small enough that the shards' credits do not matter.
@@ -139,7 +148,7 @@ impl Capacity {
 
     /// Reserves capacity without waiting, unless others queue.
     pub(crate) fn reserve(&self, weight: u64) -> Reserved {
-        if self.has_waiters() { Reserved::No } else { self.reserve_ahead(weight) }
+        if self.has_waiters() { Reserved::Behind } else { self.reserve_ahead(weight) }
     }
 
     /// Reserves capacity without waiting, ahead of the queue: for an inserter whose own ticket was

@@ -35,7 +35,8 @@ const MAX_ROUNDS: u32 = 1024;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Attempt {
     Reserved,
-    /// Blocks were evicted, but their capacity is not free yet, or others have taken it.
+    /// Blocks were evicted, but their capacity is not free yet, or others have taken it. Or others
+    /// were in the queue, and this thread may join it.
     Evicted,
     /// No block could be evicted.
     Stuck,
@@ -68,7 +69,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
                 self.request_reclaim();
                 true
             }
-            Reserved::No => false,
+            Reserved::No | Reserved::Behind => false,
         }
     }
 
@@ -108,8 +109,10 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     /// it need not queue behind others.
     fn attempts(&self, weight: u64, has_queued: bool) -> Verdict {
         for _ in 0..MAX_ROUNDS {
-            let was_awaited = self.awaits_listener();
+            // In this order: an event that is queued in between is awaited, or has run before the
+            // attempt.
             let queued = self.callbacks.as_ref().map_or(0, |c| c.queued());
+            let was_awaited = self.awaits_listener();
             let attempt = self.attempt(weight, has_queued);
             if attempt == Attempt::Reserved {
                 return Verdict::Reserved;
@@ -117,7 +120,8 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             if !self.is_lossless() || self.is_closed() {
                 break;
             }
-            if self.awaits_listener() || !has_queued && self.may_queue_behind_others() {
+            let is_behind = || !has_queued && self.may_queue() && self.capacity.has_waiters();
+            if self.awaits_listener() || is_behind() {
                 return Verdict::AwaitListener;
             }
             let has_run =
@@ -153,10 +157,10 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         self.callbacks.as_ref().is_some_and(|c| c.is_awaited()) && !own::is_loading()
     }
 
-    /// Whether others queue for the listener, and this thread may wait with them.
-    fn may_queue_behind_others(&self) -> bool {
-        let may_wait = self.callbacks.as_ref().is_some_and(|c| c.may_be_awaited());
-        may_wait && !own::is_loading() && self.capacity.has_waiters()
+    /// Whether this thread may wait for the listener, if that holds capacity or others queue for
+    /// it.
+    fn may_queue(&self) -> bool {
+        self.callbacks.as_ref().is_some_and(|c| c.may_be_awaited()) && !own::is_loading()
     }
 
     /// Waits for capacity until the listener is idle.
@@ -190,8 +194,12 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
                 true => self.capacity.reserve_ahead(weight),
                 false => self.capacity.reserve(weight),
             };
-            if reserved != Reserved::No {
+            if reserved.is_reserved() {
                 return Attempt::Reserved;
+            }
+            if reserved == Reserved::Behind && self.may_queue() {
+                // Maybe only for a moment, while there was enough for both.
+                return Attempt::Evicted;
             }
             let again = match self.mode {
                 // Values queued for the listener keep their capacity. If events may be lost, then

@@ -163,7 +163,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         }
         match self.capacity.reserve(weight) {
             Reserved::Yes => return true,
-            Reserved::No => return false,
+            Reserved::No | Reserved::Behind => return false,
             Reserved::YesAndReclaim => {}
         }
         let reclaim = self.reclaim.lock();

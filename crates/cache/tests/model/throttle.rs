@@ -195,3 +195,27 @@ fn a_listener_that_ends_leads_to_no_refusal() {
         World::end(world);
     });
 }
+
+/// The same with fewer threads and blocks, so that more schedules of an inserter beside another,
+/// the listener and the queue are searched.
+#[test]
+fn an_inserter_that_events_overtake_is_not_refused() {
+    check(24_000, || {
+        let world = Arc::new(World::build(3, |builder| {
+            let builder = builder.reclaim(Reclaim::Thread).tunable("overflow_wait_ms", "0");
+            builder.on_evicted(Delivery::Lossless, |event| event.value.check(event.key))
+        }));
+        (0..3).for_each(|key| assert!(world.insert(key)));
+        let inserter = |first: u64| {
+            let world = world.clone();
+            spawn(move || {
+                for key in first..first + 2 {
+                    assert!(world.insert(key), "refused while the listener is idle");
+                }
+            })
+        };
+        join([inserter(10), inserter(20)]);
+        world.cache().drain_listener();
+        World::end(world);
+    });
+}
