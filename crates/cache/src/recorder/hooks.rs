@@ -340,7 +340,7 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     /// recorder is closed.
     ///
     /// It comes from the blocks that left memory and those that were missed, of a sample. With a
-    /// hard bound of less than 4 MiB there is no memory for that, and the answer is `None`.
+    /// hard bound of less than 5 MiB there is no memory for that, and the answer is `None`.
     pub fn secondary_curve(&self) -> Option<SecondaryCurve> {
         let inner = self.inner();
         let capacity = inner.secondary_capacity();

@@ -82,6 +82,8 @@ pub(crate) struct Rebuild {
     first_ns: AtomicU64,
     elapsed_ns: AtomicU64,
     geometry: Geometry,
+    /// Bytes of the superseded keys. The state's lock is not for threads that sum up memory.
+    superseded_bytes: AtomicU64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,6 +107,7 @@ struct RebuildState {
     damage: (u64, u32),
     /// The floor in the newest header.
     floor: (u64, u32),
+    /// Changed by [`Rebuild::change_superseded`].
     superseded: SupersededKeys,
 }
 
@@ -136,6 +139,7 @@ impl Rebuild {
             first_ns: AtomicU64::new(0),
             elapsed_ns: AtomicU64::new(0),
             geometry,
+            superseded_bytes: AtomicU64::new(0),
         }
     }
 
@@ -293,8 +297,18 @@ impl Rebuild {
         }
         let mut state = self.state.lock();
         if self.is_running() {
-            state.superseded.add(hash);
+            self.change_superseded(&mut state, |superseded| superseded.add(hash));
         }
+    }
+
+    fn change_superseded<T>(
+        &self,
+        state: &mut RebuildState,
+        change: impl FnOnce(&mut SupersededKeys) -> T,
+    ) -> T {
+        let changed = change(&mut state.superseded);
+        self.superseded_bytes.store(state.superseded.memory_bytes(), Ordering::Relaxed);
+        changed
     }
 
     /// Those of the blocks that the rebuild has just found whose keys have newer values in memory.
@@ -315,7 +329,7 @@ impl Rebuild {
         }
         let mut state = self.state.lock();
         self.running.store(false, Ordering::Release);
-        let superseded = std::mem::take(&mut state.superseded);
+        let superseded = self.change_superseded(&mut state, std::mem::take);
         drop(state);
         drop(superseded);
         self.changed.notify_all();
@@ -390,9 +404,29 @@ impl Rebuild {
         }
     }
 
-    /// Bytes of memory in use outside of the structure itself.
+    /// Bytes of memory in use outside of the structure itself. Takes no lock: the cache's reclaimer
+    /// asks.
     pub(crate) fn memory_bytes(&self) -> u64 {
-        let superseded = self.state.lock().superseded.memory_bytes();
+        let superseded = self.superseded_bytes.load(Ordering::Relaxed);
         u64::from(self.geometry.segments) * size_of::<ReadState>() as u64 + superseded
+    }
+}
+
+#[cfg(all(test, not(forebay_model)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn superseded_keys_count_as_memory_until_the_end_without_a_lock() {
+        let geometry = Geometry { segment_bytes: 64 << 10, segments: 4, last_page: 1 << 20 };
+        let rebuild = Rebuild::new(geometry, true, 0);
+        let before = rebuild.memory_bytes();
+        rebuild.note_superseded(KeyHash(1));
+        let state = rebuild.state.lock();
+        assert_eq!(rebuild.memory_bytes(), before + state.superseded.memory_bytes());
+        assert!(rebuild.memory_bytes() > before);
+        drop(state);
+        rebuild.end(1);
+        assert_eq!(rebuild.memory_bytes(), before);
     }
 }

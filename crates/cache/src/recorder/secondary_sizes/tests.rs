@@ -1,12 +1,14 @@
 //! The simulated sizes of the secondary cache by themselves.
 
 use forebay_base::rng::SmallRng;
+use forebay_base::sync::atomic::AtomicU64;
 use proptest::prelude::*;
 
 use super::{
     LEAST, NOWHERE, Needed, Ring, SIZES, SecondarySizes, SecondaryTotals, TODAY, most_entries,
 };
 use crate::attributes::Class;
+use crate::inner::Bound;
 use crate::insight_budget::InsightBudget;
 use crate::key::OwnerId;
 use crate::recorder::RecordedBlock;
@@ -161,6 +163,18 @@ fn its_memory_follows_the_budget() {
     sizes.set_capacity(50_000);
     random_misses(&mut sizes, 5, 400_000, 200_000, 1);
     assert!(sizes.memory_bytes() > full / 2, "{} of {full}", sizes.memory_bytes());
+}
+
+/// As the documentation of `Cache::secondary_curve` says.
+#[test]
+fn a_bound_of_5_mib_is_the_least_that_leaves_memory_for_it() {
+    let has_memory = |mib: u64| {
+        let bound = Bound { bytes: AtomicU64::new(mib << 20), others: None };
+        let mut sizes = SecondarySizes::new(InsightBudget::of(Some(&bound), true).secondary());
+        sizes.set_capacity(1 << 20);
+        sizes.capacity() > 0
+    };
+    assert_eq!([4, 5].map(has_memory), [false, true]);
 }
 
 #[test]
