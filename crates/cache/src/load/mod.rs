@@ -139,7 +139,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
                     frequent,
                     refusal,
                     begun_ns,
-                    supersedes: intent == Intent::LoadWithoutSecondary,
+                    supersedes: intent != Intent::Load,
                 };
                 return Ok(Step::Ready(match intent {
                     Intent::Load => self.offer_load(guard),

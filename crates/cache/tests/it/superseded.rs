@@ -64,6 +64,11 @@ fn a_load_that_supersedes_a_block_tells_the_secondary_cache_when_it_has_a_value(
     let once = cache.get_or_load_weighed(20, 1000, Attributes::DATA, || Ok::<_, LoadError>(0));
     assert_eq!(*once.unwrap(), 0);
     assert_eq!(told(), [20]);
+    // It was not asked.
+    let Begin::Vacant(guard) = cache.begin_new(21, 1, Attributes::DATA).unwrap() else { panic!() };
+    assert!(told().is_empty(), "there is no value yet");
+    guard.publish(21);
+    assert_eq!(told(), [21]);
     // What it has withdrawn all the time, it may have as well.
     holder.withdraws.store(true, Ordering::SeqCst);
     cache.get_or_load(31, || Ok::<_, LoadError>(31)).unwrap();

@@ -199,6 +199,25 @@ fn a_value_of_an_immutable_key_that_often_does_not_decode_stays() {
     cache.close().unwrap();
 }
 
+#[test]
+fn a_new_value_of_a_guard_replaces_that_of_the_device() {
+    let device = memory(DEVICE_BYTES);
+    let fixture = Fixture::create(&device, &options());
+    fixture.insert(1, 1, 100);
+    fixture.spill();
+    match fixture.cache.begin_new(1, 64, Attributes::DATA).unwrap() {
+        Begin::Vacant(guard) => _ = guard.publish(Value::new(1, 2, 100)),
+        other => panic!("it is not in memory: {other:?}"),
+    }
+    fixture.spill();
+    assert_eq!(fixture.get(1).map(|value| value.version), Some(2));
+    fixture.close();
+    let fixture = Fixture::open(&device, &options());
+    assert!(fixture.l2.wait_rebuilt());
+    assert_eq!(fixture.get(1).map(|value| value.version), Some(2));
+    fixture.close();
+}
+
 /// All memory of an arena.
 fn exhaust(arena: &Arc<Arena>) -> Vec<Buffer> {
     let mut held = Vec::new();
