@@ -263,19 +263,21 @@ fn lives_go_on_while_the_time_of_day_is_behind() {
 
 #[test]
 fn a_thread_removes_what_nobody_looks_up() {
+    // The monotonic clock is the real one, which must not end the life of the last value.
+    const LIFE: Duration = Duration::from_secs(1000);
     let machine = Machine::new();
     let causes = Arc::new(Mutex::new(Vec::new()));
     let told = causes.clone();
     // The walk waits for its turn by the same clock.
     let cache = machine
         .unclocked_builder()
-        .time_to_live(10 * SECOND)
+        .time_to_live(LIFE)
         .on_evicted(Delivery::Lossless, move |event| told.lock().unwrap().push(event.cause))
         .build()
         .unwrap();
     cache.insert(1, value(1)).unwrap();
     cache.insert(2, value(2)).unwrap();
-    machine.pass(10 * SECOND);
+    machine.pass(LIFE);
     // Until the next tick of the monotonic clock.
     while cache.contains(&2) {
         std::thread::yield_now();
