@@ -129,10 +129,13 @@ impl Label {
         &self.config.vdev(self.number).expect("checked when decoded").leaves[self.leaf]
     }
 
-    /// The first txg that the device may miss, if its newest uberblock is that of `newest`.
+    /// The first txg that the device may miss, if its newest uberblock is that of `newest`. A label
+    /// that states no miss proves all blocks up to its txg, also before the first uberblock.
     pub(crate) fn missing_from(&self, newest: u64) -> u64 {
-        let missed = self.own().missed.map_or(u64::MAX, |missed| missed.from);
-        missed.min(newest + 1)
+        match self.own().missed {
+            Some(missed) => missed.from.min(newest + 1),
+            None => newest.max(self.config.txg).saturating_add(1),
+        }
     }
 }
 

@@ -348,6 +348,9 @@ pub(crate) fn add(
     let count = devices.count() as u16;
     let (vdev, added) = wanted.build(count, options, &mut rng, memory)?;
     let number = vdev.number();
+    // A label without a miss has all blocks up to its txg, so a device that fails now must miss
+    // later ones only.
+    vdev.status().begin_txg(config.txg + 1);
     vdev.leaves().try_for_each(|(_, leaf)| check_new_guid(config, leaf.guid()))?;
     let mut extended = config.clone();
     match is_log {

@@ -6,6 +6,7 @@
 )]
 
 mod about;
+mod added_mirrors;
 mod attach;
 mod blocking;
 mod common;
