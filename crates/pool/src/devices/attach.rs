@@ -65,6 +65,30 @@ fn erase_refused(leaf: &Leaf, memory: &BlockCache) {
     }
 }
 
+/// Whether a device is closed: something else was at its path when it was to be opened again.
+fn is_closed(error: &Error) -> bool {
+    error.device_error().is_some_and(|io| io.kind() == forebay_io::ErrorKind::Closed)
+}
+
+/// Erases the labels of a closed device that has left its vdev, if it is at its path again. If not,
+/// its labels say that it misses what was written since.
+fn erase_at_path(leaf: &Leaf, memory: &BlockCache) -> Result<()> {
+    let Some(path) = leaf.opened_path() else { return Ok(()) };
+    let opened = match path.open() {
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Invalid) => {
+            return Ok(());
+        }
+        opened => opened?,
+    };
+    match label::read(&*opened.device, memory) {
+        Ok(Some(label)) if label.own().guid == leaf.guid() => {
+            label::erase(&*opened.device, leaf.size_bytes(), memory)
+        }
+        // Another device, or none of a pool.
+        _ => Ok(()),
+    }
+}
+
 impl Devices {
     /// Adds a side to the vdev of the device `beside`: it gets what is written from now on, and
     /// misses everything before. Returns it.
@@ -290,7 +314,10 @@ impl Side<'_> {
         leaf.drain();
         let erased = match leaf.is_missing() {
             true => Ok(()),
-            false => label::erase(&**leaf.device(), leaf.size_bytes(), memory),
+            false => match label::erase(&**leaf.device(), leaf.size_bytes(), memory) {
+                Err(error) if is_closed(&error) => erase_at_path(leaf, memory),
+                erased => erased,
+            },
         };
         leaf.leave();
         erased

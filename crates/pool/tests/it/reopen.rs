@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use forebay_io::OpenOptions;
-use forebay_pool::{ErrorKind, LeafState, NewVdev, Opened, Pool, open_path};
+use forebay_pool::{ErrorKind, LeafState, NewVdev, Opened, Pool, has_label, open_path};
 
 use crate::common::{MIB, cache, check, create_options, import_options};
 use crate::mirrors::{SIZE, fill, overwrite, scrub, states, verify};
@@ -299,4 +299,27 @@ fn a_suspended_pool_refuses_a_copy_that_may_lack_what_was_fsynced() {
     assert!(error.to_string().contains("without what was fsynced after"), "{error}");
     assert!(pool.suspension().is_some_and(|now| now.resumable));
     pool.abandon();
+}
+
+#[test]
+fn a_side_that_was_refused_can_be_detached() {
+    for is_back in [true, false] {
+        let files = Files::new();
+        let pool = files.create();
+        let number = fill(&pool, RECORDS);
+        let side = files.text("b");
+        pool.offline_device(&side).expect("the other one is whole");
+        fs::rename(files.path("b"), files.path("kept")).expect("renamed");
+        pool.online_device(&side).expect_err("it is not there");
+        if is_back {
+            fs::rename(files.path("kept"), files.path("b")).expect("renamed");
+        }
+        pool.detach_device(&side).unwrap_or_else(|error| panic!("{is_back}: {error}"));
+        if is_back {
+            assert!(!has_label(&files.path("b")).expect("it reads"), "it is erased");
+        }
+        overwrite(&pool, number, RECORDS, 1);
+        check(&pool);
+        pool.export().expect("exported");
+    }
 }
