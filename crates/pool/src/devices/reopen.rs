@@ -23,7 +23,8 @@ use super::sides::Side;
 use super::{Devices, Leaf};
 use crate::block_cache::BlockCache;
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::label::MAX_LEAVES;
+use crate::events::{Event, EventKind};
+use crate::format::label::{MAX_LEAVES, StoredState};
 use crate::open::{Opened, OpenedPath};
 
 impl Devices {
@@ -145,11 +146,13 @@ impl Devices {
     }
 
     /// Opens devices again that are gone, and for which no other device stands in. The txg that
-    /// could not be written goes on there: they must have the newest durable one. For a pool that
-    /// is suspended, so that nothing is written meanwhile.
+    /// could not be written goes on there: they must have the newest durable one. Of a mirror one
+    /// suffices: those that are refused are faulted then. For a pool that is suspended, so that
+    /// nothing is written meanwhile.
     ///
     /// # Errors
-    /// [`ErrorKind::Suspended`], with the device and the cause. It is gone as before.
+    /// [`ErrorKind::Suspended`], with the first device of a vdev that is refused and the cause, if
+    /// none of them is back. They are gone as before.
     pub(crate) fn reopen_gone(&self, resumed: &Resumed<'_>, memory: &BlockCache) -> Result<()> {
         for vdev in self.iter() {
             let whole = || vdev.used().filter(|(at, _)| vdev.status().missed(*at).is_none());
@@ -158,16 +161,33 @@ impl Devices {
                 continue;
             }
             let gone: Vec<u8> = whole().map(|(at, _)| at).collect();
+            let mut refused = Vec::new();
             for side in gone.into_iter().map(|at| Side { vdev, at }) {
+                if let Err(error) = self.reopen_to_resume(side, resumed, memory) {
+                    refused.push((side, error));
+                }
+            }
+            if whole().any(stands_in) {
+                self.fault_refused(&refused);
+            } else if let Some((side, error)) = refused.into_iter().next() {
                 let name = side.leaf().name();
-                self.reopen_to_resume(side, resumed, memory).map_err(|error| {
-                    let text =
-                        format!("the pool stays suspended, because {name} is not back: {error}");
-                    Error::new(ErrorKind::Suspended, text).because(error)
-                })?;
+                let text = format!("the pool stays suspended, because {name} is not back: {error}");
+                return Err(Error::new(ErrorKind::Suspended, text).because(error));
             }
         }
         Ok(())
+    }
+
+    /// Sides of a mirror that are not back get nothing any more: another one stands in for them.
+    /// Their devices may be closed.
+    fn fault_refused(&self, refused: &[(Side<'_>, Error)]) {
+        for (side, error) in refused {
+            side.set_state(StoredState::Faulted);
+            let name = side.leaf().name();
+            tracing::warn!(device = name, %error, "the pool goes on without a device");
+            let event = Event { detail: Some(error.to_string()), ..Event::of_device(name) };
+            self.events().note(EventKind::DeviceFaulted, event);
+        }
     }
 
     fn reopen_to_resume(

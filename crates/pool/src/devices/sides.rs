@@ -100,6 +100,12 @@ impl<'a> Side<'a> {
         }
     }
 
+    /// Changes the state of the side, which misses what is written from now on.
+    pub(super) fn set_state(&self, state: StoredState) {
+        let _changing = self.status().changing();
+        self.status().change(self.at, state);
+    }
+
     /// Takes the side out of use, after its labels say that it misses what is written, so that it
     /// is not believed alone. Returns false if it is offline already. The next commit stores it.
     ///
@@ -123,7 +129,7 @@ impl<'a> Side<'a> {
             self.status().end_missing(self.at, open_txg() + 1);
         }
         updated?;
-        self.status().set_state(self.at, StoredState::Offline);
+        self.set_state(StoredState::Offline);
         Ok(true)
     }
 
@@ -225,7 +231,7 @@ impl<'a> Side<'a> {
             let with = (fence.as_ref(), memory);
             heartbeat::write_fenced(&[&**leaf.device()], pool_guid, beats, with)?;
         }
-        self.status().set_state(self.at, StoredState::Online);
+        self.set_state(StoredState::Online);
         debug_assert!(devices.has_unstored_changes());
         Ok(())
     }
@@ -323,11 +329,5 @@ impl VdevStatus {
             self.change(leaf, self.state(leaf));
         }
         may
-    }
-
-    /// Changes the state of a device that misses what is written.
-    fn set_state(&self, leaf: u8, state: StoredState) {
-        let _changing = self.changing();
-        self.change(leaf, state);
     }
 }

@@ -301,6 +301,53 @@ fn a_suspended_pool_refuses_a_copy_that_may_lack_what_was_fsynced() {
     pool.abandon();
 }
 
+/// Both sides went in the same flush: nothing says that one of them misses something.
+#[test]
+fn a_suspended_mirror_goes_on_with_the_side_that_is_back() {
+    for (back, other) in [("a", "b"), ("b", "a")] {
+        let files = Files::new();
+        let pool = files.create();
+        pool.set_tunable("txg_timeout_ms", "100000").expect("a tunable");
+        let number = fill(&pool, RECORDS);
+        let object = pool.dataset("data").and_then(|data| data.object(number)).expect("it");
+        for side in [back, other] {
+            let intact = files.path(&format!("intact {side}"));
+            fs::copy(files.path(side), intact).expect("a copy");
+            truncate(&files.path(side), 0);
+        }
+        let tx = pool.begin().expect("space");
+        object.write(&tx, 0, &[9; 8192]).expect("space");
+        drop((tx, object));
+        pool.sync().expect_err("both are gone");
+        assert_eq!(states(&pool), [LeafState::Online; 2]);
+        pool.clear().expect_err("neither is back");
+        let restore = |side: &str| {
+            let intact = files.path(&format!("intact {side}"));
+            fs::copy(intact, files.path(side)).expect("a copy");
+        };
+        restore(back);
+        pool.clear().unwrap_or_else(|error| panic!("{back} is back: {error}"));
+        let state = |name: &str| {
+            let path = files.text(name);
+            pool.devices().iter().find(|one| one.path == path).map(|one| one.state)
+        };
+        assert_eq!(state(back), Some(LeafState::Online));
+        assert_eq!(state(other), Some(LeafState::Faulted));
+        overwrite(&pool, number, RECORDS, 3);
+        restore(other);
+        comes_back(&pool, &files.text(other));
+        check(&pool);
+        pool.export().expect("exported");
+        for side in [back, other] {
+            let options = import_options(&cache(32 * MIB));
+            let options = forebay_pool::ImportOptions { read_only: true, ..options };
+            let pool = Pool::import(vec![files.open(side)], &options).expect("a whole side");
+            verify(&pool, number, RECORDS, 3);
+            pool.export().expect("exported");
+        }
+    }
+}
+
 #[test]
 fn a_side_that_was_refused_can_be_detached() {
     for is_back in [true, false] {
