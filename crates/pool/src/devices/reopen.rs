@@ -6,7 +6,7 @@
 //! missed txgs stay as they are. A device that was not opened by a path is used as it is.
 //!
 //! A pool that is suspended because a device is gone goes on with what is at its path then, if that
-//! has the newest durable txg.
+//! has the newest durable txg, and all that was fsynced since.
 //!
 //! What a path leads to is believed if its label names the pool and the side, and if it was not
 //! written without the other sides.
@@ -25,6 +25,7 @@ use crate::block_cache::BlockCache;
 use crate::error::{Error, ErrorKind, Result};
 use crate::events::{Event, EventKind};
 use crate::format::label::{MAX_LEAVES, StoredState};
+use crate::log::ReadDevice;
 use crate::open::{Opened, OpenedPath};
 
 impl Devices {
@@ -223,6 +224,9 @@ impl Devices {
     }
 }
 
+/// As [`IntentLog::is_on`](crate::log::IntentLog::is_on).
+type LogIsOn<'a> = &'a dyn Fn(u16, ReadDevice<'_>) -> Result<bool>;
+
 /// What a device must have on which a txg goes on that could not be written.
 pub(crate) struct Resumed<'a> {
     pub(crate) config: &'a Config,
@@ -232,8 +236,8 @@ pub(crate) struct Resumed<'a> {
     pub(crate) beats: Option<&'a Heartbeat>,
     /// Whether the devices had blocks of the txg, durably, that are not in memory any more.
     pub(crate) relies_on_devices: bool,
-    /// Whether records of the intent log on a vdev may be needed that are newer than `synced`.
-    pub(crate) log_relies_on: &'a dyn Fn(u16) -> bool,
+    /// Whether a device of a vdev has all that was fsynced there since `synced`.
+    pub(crate) log_is_on: LogIsOn<'a>,
 }
 
 impl Resumed<'_> {
@@ -273,9 +277,10 @@ impl Resumed<'_> {
                 synced + 1
             ));
         }
-        if (self.log_relies_on)(side.vdev.number()) {
+        let read = |offset, bytes| label::read_at(device, offset, bytes, memory);
+        if !(self.log_is_on)(side.vdev.number(), &read)? {
             return refused(format!(
-                "may be an older copy, without what was fsynced after transaction group {synced}"
+                "is an older copy, without what was fsynced after transaction group {synced}"
             ));
         }
         Ok(())

@@ -379,10 +379,9 @@ impl IntentLog {
             }
             ring.reserve(total, count, txg_high).ok_or(FallbackCause::Full)?
         };
-        let (end, extents) = (reserved.head.offset + total, Arc::clone(&reserved.extents));
         probe!(log_commit, self.guid, count, records, total);
         let written = self.write_reserved(blocks, reserved, needs_txg);
-        self.ring.lock().end_batch(end, extents, written.is_ok());
+        self.ring.lock().end_batch(written.is_ok());
         probe!(log_committed, self.guid, written.is_ok());
         if let Err(error) = written {
             tracing::warn!(pool_guid = self.guid, %error, "closed intent log until the next commit");

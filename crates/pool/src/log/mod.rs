@@ -27,6 +27,7 @@
 mod change;
 mod commit;
 mod counters;
+mod find;
 mod leader;
 #[cfg(forebay_model)]
 pub(crate) mod model;
@@ -46,6 +47,7 @@ use zerocopy::{FromZeros, IntoBytes};
 pub(crate) use change::Change;
 pub(crate) use commit::{Committed, Fetch};
 pub use counters::LogCounters;
+pub(crate) use find::ReadDevice;
 pub(crate) use replay::Replay;
 pub(crate) use storage::LogStorage;
 pub use tunables::LogTunables;
@@ -289,12 +291,6 @@ impl IntentLog {
     /// The log vdev with this number has the stamp of `txg`, durably.
     pub(crate) fn stamped(&self, number: u16, txg: u64) {
         self.ring.lock().stamped(number, txg);
-    }
-
-    /// Whether fsyncs may have been acknowledged since the newest durable root whose records are on
-    /// this vdev: an older copy of it lacks them.
-    pub(crate) fn relies_on(&self, vdev: u16) -> bool {
-        self.ring.lock().relies_on(vdev)
     }
 
     /// Whether no root to which an import may go back needs a log vdev, nor the next one does.

@@ -169,6 +169,23 @@ struct Replaying {
     done: bool,
 }
 
+/// A part of the log: from one offset to another, in the ring of a generation.
+#[derive(Clone)]
+pub(super) struct Span {
+    pub(super) offset: u64,
+    pub(super) end: u64,
+    pub(super) generation: u64,
+    pub(super) extents: Arc<Extents>,
+}
+
+impl Span {
+    /// Whether a part of it is on a vdev.
+    fn is_on(&self, vdev: u16) -> bool {
+        let bytes = self.end.saturating_sub(self.offset).min(self.extents.bytes());
+        self.extents.places(self.offset, bytes).iter().any(|(dva, _)| dva.device == vdev)
+    }
+}
+
 /// State protected by `log-ring`.
 ///
 /// # Moves
@@ -205,10 +222,10 @@ pub(super) struct Ring {
     /// Head of the root before it. Space from here on must not be overwritten.
     tail: u64,
     replaying: Option<Replaying>,
-    /// Whether a batch is being written.
-    writing: bool,
-    /// The end of the newest durable block, and where it is.
-    written: (u64, Arc<Extents>),
+    /// The batch that is being written.
+    writing: Option<Span>,
+    /// The newest durable batch; at first what a replay reads.
+    written: Span,
 }
 
 /// Space reserved for blocks.
@@ -242,9 +259,11 @@ impl Ring {
         let replaying =
             Replaying { root: *root, applied: [(0, reported); 2], reported, done: false };
         let away = extents.log_vdev();
+        let generation = root.generation.get();
+        let written = Span { offset: 0, end: 0, generation, extents: Arc::clone(extents) };
         Ok(Self {
             guid: root.guid.get(),
-            generation: root.generation.get(),
+            generation,
             extents: Arc::clone(extents),
             target: Arc::clone(extents),
             stamp: away.map(|number| (number, root.stamp.get())),
@@ -256,8 +275,8 @@ impl Ring {
             durable: head.offset,
             tail,
             replaying: Some(replaying),
-            writing: false,
-            written: (0, Arc::clone(extents)),
+            writing: None,
+            written,
         })
     }
 
@@ -285,25 +304,31 @@ impl Ring {
         }
         self.next = BlockPosition { offset: end, sequence: head.sequence + blocks };
         let extents = Arc::clone(&self.extents);
-        self.writing = true;
-        Some(Reserved { head, generation: self.generation, extents })
+        let generation = self.generation;
+        let span = Span { offset: head.offset, end, generation, extents: Arc::clone(&extents) };
+        self.writing = Some(span);
+        Some(Reserved { head, generation, extents })
     }
 
     /// The batch of the space that was reserved last ends with this result.
-    pub(super) fn end_batch(&mut self, end: u64, extents: Arc<Extents>, is_durable: bool) {
-        self.writing = false;
-        match is_durable {
-            true => self.written = (end, extents),
-            false => self.fail(),
+    pub(super) fn end_batch(&mut self, is_durable: bool) {
+        let batch = self.writing.take();
+        match batch.filter(|_| is_durable) {
+            Some(batch) => self.written = batch,
+            None => self.fail(),
         }
     }
 
-    /// Whether a replay from the newest durable root would read blocks on a vdev, or may.
-    pub(super) fn relies_on(&self, vdev: u16) -> bool {
-        let (end, extents) = &self.written;
-        let needed = end.saturating_sub(self.durable);
-        let places = extents.places(self.durable, needed.min(extents.bytes()));
-        self.writing || places.iter().any(|(dva, _)| dva.device == vdev)
+    /// Whether a batch is being written that is on a vdev.
+    pub(super) fn writes_to(&self, vdev: u16) -> bool {
+        self.writing.as_ref().is_some_and(|batch| batch.is_on(vdev))
+    }
+
+    /// What a replay from the newest durable root would read, as far as it is durable, if some of
+    /// that is on a vdev.
+    pub(super) fn needed_on(&self, vdev: u16) -> Option<Span> {
+        let needed = Span { offset: self.durable, ..self.written.clone() };
+        needed.is_on(vdev).then_some(needed)
     }
 
     /// The extents of the ring.
@@ -440,7 +465,7 @@ impl Ring {
         if let Some(replaying) = &mut self.replaying {
             replaying.done = true;
             self.next = next;
-            self.written.0 = next.offset;
+            self.written.end = next.offset;
         }
     }
 

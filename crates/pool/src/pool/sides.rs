@@ -192,7 +192,7 @@ impl PoolInner {
             synced: self.txgs.synced_txg(),
             beats: beats.as_ref(),
             relies_on_devices: self.store.relies_on_devices(),
-            log_relies_on: &|vdev| self.log.relies_on(vdev),
+            log_is_on: &|vdev, read| self.log.is_on(vdev, read),
         };
         self.devices.reopen_gone(&resumed, self.store.cache())
     }

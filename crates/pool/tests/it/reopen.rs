@@ -228,14 +228,16 @@ fn a_file_that_was_replaced_in_use_is_noticed() {
     pool.export().expect("exported");
 }
 
-/// A pool that is suspended because its only device is gone; after an fsync, if one is asked for,
-/// that the newest copy has not.
+/// A pool that is suspended because its only device is gone; after two fsyncs, if they are asked
+/// for, that the newest copy has not. The copy "first" has the first of them, "last" has both.
 fn suspended(files: &Files, fsyncs: bool) -> (Pool, u64) {
     let options = OpenOptions { create_bytes: Some(SIZE), ..OpenOptions::default() };
     let opened = open_path(&files.path("a"), &options).expect("a new file");
     let pool = Pool::create(vec![opened], &create_options(&cache(32 * MIB))).expect("a pool");
+    pool.set_tunable("txg_timeout_ms", "100000").expect("a tunable");
     let number = fill(&pool, RECORDS);
-    fs::copy(files.path("a"), files.path("older")).expect("a copy");
+    let keep = |copy: &str| fs::copy(files.path("a"), files.path(copy)).expect("a copy");
+    keep("older");
     let object = pool.dataset("data").and_then(|data| data.object(number)).expect("it");
     let write = |content: u8| {
         let tx = pool.begin().expect("space");
@@ -245,10 +247,13 @@ fn suspended(files: &Files, fsyncs: bool) -> (Pool, u64) {
     write(7);
     fsync();
     overwrite(&pool, number, 20, 1);
-    fs::copy(files.path("a"), files.path("newest")).expect("a copy");
+    keep("newest");
     if fsyncs {
-        write(8);
-        fsync();
+        for (content, copy) in [(8, "first"), (10, "last")] {
+            write(content);
+            fsync();
+            keep(copy);
+        }
     }
     truncate(&files.path("a"), 0);
     write(9);
@@ -288,17 +293,57 @@ fn a_suspended_pool_goes_on_with_its_device_that_is_back() {
     pool.export().expect("exported");
 }
 
+/// Damages the newest block of the intent log in a copy of a device.
+fn tear_newest_log_block(path: &Path) {
+    let mut bytes = fs::read(path).expect("a copy");
+    let offset_of = |at: usize| {
+        let block = &bytes[at..at + 96];
+        let offset = u64::from_le_bytes(block[48..56].try_into().expect("eight bytes"));
+        (&block[16..24] == b"FBlogbk1").then_some((offset, at))
+    };
+    let newest = (0..bytes.len()).step_by(4096).filter_map(offset_of).max();
+    let (_, at) = newest.expect("there is a log");
+    bytes[at + 100] ^= 1;
+    fs::write(path, bytes).expect("written");
+}
+
 #[test]
-fn a_suspended_pool_refuses_a_copy_that_may_lack_what_was_fsynced() {
+fn a_suspended_pool_refuses_a_copy_that_lacks_what_was_fsynced() {
     let files = Files::new();
-    let (pool, _) = suspended(&files, true);
-    fs::remove_file(files.path("a")).expect("removed");
-    fs::copy(files.path("newest"), files.path("a")).expect("a copy");
-    let error = pool.clear().expect_err("a record is on the former device alone");
-    assert_eq!(error.kind(), ErrorKind::Suspended, "{error}");
-    assert!(error.to_string().contains("without what was fsynced after"), "{error}");
-    assert!(pool.suspension().is_some_and(|now| now.resumable));
+    let (pool, number) = suspended(&files, true);
+    fs::copy(files.path("last"), files.path("torn")).expect("a copy");
+    tear_newest_log_block(&files.path("torn"));
+    let take = |copy| {
+        fs::remove_file(files.path("a")).expect("removed");
+        fs::copy(files.path(copy), files.path("a")).expect("a copy");
+        pool.clear()
+    };
+    for copy in ["newest", "first", "torn"] {
+        let error = take(copy).expect_err(copy);
+        assert_eq!(error.kind(), ErrorKind::Suspended, "{copy}: {error}");
+        assert!(error.to_string().contains("without what was fsynced after"), "{copy}: {error}");
+        assert!(pool.suspension().is_some_and(|now| now.resumable), "{copy}");
+    }
+    take("last").expect("it has both fsyncs");
+    let content = |pool: &Pool| {
+        let object = pool.dataset("data").and_then(|data| data.object(number)).expect("it");
+        let mut out = vec![0; 8192];
+        object.read(0, &mut out).expect("it reads");
+        out[0]
+    };
+    assert_eq!(content(&pool), 9);
+    // The log goes on, too.
+    let object = pool.dataset("data").and_then(|data| data.object(number)).expect("it");
+    let tx = pool.begin().expect("space");
+    object.write(&tx, 0, &[11; 8192]).expect("space");
+    drop(tx);
+    object.fsync().expect("the device is there");
+    drop(object);
     pool.abandon();
+    let pool = files.import(&["a"]);
+    assert_eq!(content(&pool), 11);
+    check(&pool);
+    pool.export().expect("exported");
 }
 
 /// Both sides went in the same flush: nothing says that one of them misses something.
