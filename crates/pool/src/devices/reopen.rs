@@ -11,6 +11,9 @@
 //! What a path leads to is believed if its label names the pool and the side, and if it was not
 //! written without the other sides.
 
+#[cfg(all(test, not(forebay_model)))]
+mod tests;
+
 use std::path::Path;
 
 use forebay_io::Device;
@@ -269,6 +272,12 @@ impl Resumed<'_> {
         if newest < synced {
             return refused(format!(
                 "has nothing after transaction group {newest}, but {synced} was durable: it is an older copy"
+            ));
+        }
+        let lacks_from = label.missing_from(newest);
+        if lacks_from <= synced {
+            return refused(format!(
+                "lacks blocks from transaction group {lacks_from} on, as its label says: it is an older copy"
             ));
         }
         if self.relies_on_devices {

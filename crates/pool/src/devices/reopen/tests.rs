@@ -1,0 +1,67 @@
+use forebay_base::sync::Arc;
+use forebay_io::{Device, MemoryDevice, MemoryOptions};
+
+use super::*;
+use crate::block_cache::BlockCacheOptions;
+use crate::devices::create::{CreateOptions, NewVdev, create};
+use crate::devices::import::Imported;
+use crate::devices::label::Uberblock;
+use crate::format::BlockPtrPhys;
+use crate::open::HostId;
+
+const SIZE: u64 = 16 << 20;
+
+fn memory() -> Arc<BlockCache> {
+    let options = BlockCacheOptions { bytes: 8 << 20, ..BlockCacheOptions::default() };
+    BlockCache::new(options).unwrap()
+}
+
+/// Creates the devices of a pool whose newest durable txg is 5.
+fn mirror(sides: Vec<Opened>, memory: &BlockCache) -> Imported {
+    let options = CreateOptions {
+        name: "tank".to_owned(),
+        host: HostId::default(),
+        seed: 1,
+        force: false,
+        heartbeat_ms: 0,
+        sector_bytes: None,
+    };
+    let pool = create(vec![NewVdev::Mirror(sides)], &options, memory).unwrap();
+    pool.devices.begin_txg(5);
+    let uberblock =
+        Uberblock { txg: 5, time_ns: 1, root: BlockPtrPhys::HOLE, vdev_count: 1, previous_txg: 4 };
+    label::write_uberblock(&pool.devices, pool.config.pool_guid, &uberblock, memory, &|| Ok(()))
+        .unwrap();
+    pool
+}
+
+#[test]
+fn a_device_whose_label_says_that_it_lacks_blocks_does_not_resume_a_txg() {
+    let memory = memory();
+    let device = |name: &str| -> Arc<dyn Device> {
+        let options = MemoryOptions { submission_queues: 1, ..MemoryOptions::default() };
+        Arc::new(MemoryDevice::new(name, SIZE, &options).unwrap())
+    };
+    let mut pool = mirror(vec![device("a").into(), device("b").into()], &memory);
+    let vdev = pool.devices.get(0).unwrap();
+    let check = |config: &Config, at| {
+        let resumed = Resumed {
+            config,
+            synced: 5,
+            beats: None,
+            relies_on_devices: false,
+            log_is_on: &|_, _| Ok(true),
+        };
+        let side = Side { vdev, at };
+        resumed.check(side, &**side.leaf().device(), &memory)
+    };
+    check(&pool.config, 1).expect("it has all");
+    // A resilver that has ended since is in no label.
+    vdev.status().set_missed(1, Some(crate::devices::config::Missed { from: 3, to: 4 }));
+    label::update_config(&pool.devices, &mut pool.config, &memory, &|_| Ok(())).unwrap();
+    vdev.status().set_missed(1, None);
+    check(&pool.config, 0).expect("it has all");
+    let error = check(&pool.config, 1).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotAPool, "{error}");
+    assert!(error.to_string().contains("lacks blocks from transaction group 3 on"), "{error}");
+}
