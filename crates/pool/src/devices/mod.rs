@@ -17,9 +17,9 @@
 //!
 //! # Locking
 //!
-//! `pool-devices` serialises adding vdevs. `pool-device-lock` protects a device's file lock until
-//! the pool is closed. `pool-mirror-write` counts the requests of a mirror's write. No request is
-//! made under either. `pool-vdev`: see [`status`].
+//! `pool-devices` serialises adding vdevs and reopened devices; a closed set takes none.
+//! `pool-device-lock` protects a device's file lock until the pool is closed. `pool-mirror-write`
+//! counts the requests of a mirror's write. No request runs under these. `pool-vdev`: [`status`].
 //!
 //! Not done: the space maps choose vdevs, the block store verifies what is read. No failed request
 //! is retried, except writes of an uberblock ([`label`]).
@@ -114,7 +114,8 @@ impl fmt::Display for Place {
 pub(crate) struct Devices {
     vdevs: Slots<Vdev>,
     logs: LogVdevs,
-    adding: Mutex<()>,
+    /// Whether the set is closed.
+    adding: Mutex<bool>,
     sector_bytes: u64,
     /// Keeps writes from being issued once another host may have the pool.
     fence: Option<Fence>,
@@ -137,7 +138,7 @@ impl Devices {
         let devices = Self {
             vdevs: Slots::new(MAX_VDEVS),
             logs: LogVdevs::new(),
-            adding: Mutex::named("pool-devices", ()),
+            adding: Mutex::named("pool-devices", false),
             sector_bytes,
             fence: None,
             flush_failures: AtomicU64::new(0),
@@ -470,6 +471,7 @@ impl Devices {
     /// Rejects new requests, waits for accepted ones, and releases the file locks, even if the set
     /// is still referenced. The devices stay open. Idempotent.
     pub(crate) fn close(&self) {
+        *self.adding.lock() = true;
         let all = || self.iter().chain(self.logs.all()).flat_map(Vdev::all_leaves);
         all().for_each(Leaf::close_roots);
         all().for_each(Leaf::drain);

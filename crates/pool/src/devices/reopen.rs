@@ -136,6 +136,10 @@ impl Devices {
         let old = side.leaf();
         let leaf = Leaf::new(old.guid(), old.size_bytes(), opened)?;
         self.check_sectors(&leaf)?;
+        let is_closed = self.adding.lock();
+        if *is_closed {
+            return Err(Error::new(ErrorKind::Closed, "the pool is exported"));
+        }
         match side.vdev.exchange(side.at, leaf) {
             Ok(at) => {
                 let side = Side { vdev: side.vdev, at };

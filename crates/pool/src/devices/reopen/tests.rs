@@ -1,5 +1,5 @@
 use forebay_base::sync::Arc;
-use forebay_io::{Device, MemoryDevice, MemoryOptions};
+use forebay_io::{Device, MemoryDevice, MemoryOptions, OpenOptions};
 
 use super::*;
 use crate::block_cache::BlockCacheOptions;
@@ -7,7 +7,7 @@ use crate::devices::create::{CreateOptions, NewVdev, create};
 use crate::devices::import::Imported;
 use crate::devices::label::Uberblock;
 use crate::format::BlockPtrPhys;
-use crate::open::HostId;
+use crate::open::{HostId, open_path};
 
 const SIZE: u64 = 16 << 20;
 
@@ -33,6 +33,23 @@ fn mirror(sides: Vec<Opened>, memory: &BlockCache) -> Imported {
     label::write_uberblock(&pool.devices, pool.config.pool_guid, &uberblock, memory, &|| Ok(()))
         .unwrap();
     pool
+}
+
+#[test]
+fn a_closed_set_takes_no_device_that_was_opened_again() {
+    let (memory, folder) = (memory(), tempfile::tempdir().unwrap());
+    let options = OpenOptions { create_bytes: Some(SIZE), ..OpenOptions::default() };
+    let open = |name: &str| open_path(&folder.path().join(name), &options);
+    let pool = mirror(vec![open("a").unwrap(), open("b").unwrap()], &memory);
+    let vdev = pool.devices.get(0).unwrap();
+    let side = Side { vdev, at: 1 };
+    side.leaf().close_to_reopen();
+    let opened = open("b").unwrap();
+    // An export closes the set while the device is opened.
+    pool.devices.close();
+    let error = pool.devices.exchange(side, opened).map(drop).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+    open("b").expect("nobody has its lock");
 }
 
 #[test]
