@@ -388,6 +388,7 @@ impl FoundPool {
             l2_devices: L2Devices::new(),
             l2_list: L2DeviceList::new(self.l2_list),
             datasets_changing: Mutex::named("datasets-changing", ()),
+            clearing: Mutex::named("pool-clear", ()),
             root: Mutex::named("pool-root", self.root),
             scrub: Scrubs::new(&self.scrub),
             resilver: Resilvers::new(),

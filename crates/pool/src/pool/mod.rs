@@ -122,6 +122,9 @@ pub(crate) struct PoolInner {
     /// Serialises dataset creation and changes of dataset settings.
     datasets_changing: Mutex<()>,
     config: Mutex<Config>,
+    /// One thread at a time ends a suspension. Else one could open a device again, and close that
+    /// of before, while the commit that another one lets go on uses it.
+    clearing: Mutex<()>,
     /// The device ranges that [`Self::space`] covers.
     spans: Mutex<Vec<DeviceSpan>>,
     tunables: Arc<PoolTunables>,
@@ -201,6 +204,7 @@ impl Pool {
     /// [`ErrorKind::Suspended`] with the new cause if a device still fails, or if the pool was
     /// suspended for another reason than a device. Then the pool stays suspended.
     pub fn clear(&self) -> Result<()> {
+        let _clearing = self.inner.clearing.lock();
         self.inner.reopen_gone()?;
         self.inner.txgs.clear()
     }
