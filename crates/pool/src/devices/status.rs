@@ -161,27 +161,29 @@ impl VdevStatus {
     /// Adds a device that misses something.
     pub(super) fn push(&self, config: &LeafConfig) {
         debug_assert!(config.missed.is_some(), "nothing was written to it");
-        let _changing = self.changing.lock();
-        let pushed = self.leaves.push(LeafStatus::new(config));
-        debug_assert!(pushed.is_ok(), "the vdev has room for the device");
-        self.use_changes.fetch_add(1, Ordering::AcqRel);
-        self.changes.fetch_add(1, Ordering::AcqRel);
+        self.change_members(Some(config), None);
     }
 
     /// Adds a device with this state, in the place of one that leaves the vdev.
     pub(super) fn exchange(&self, old: u8, config: &LeafConfig) {
-        let _changing = self.changing.lock();
-        let pushed = self.leaves.push(LeafStatus::new(config));
-        debug_assert!(pushed.is_ok(), "the vdev has room for the device");
-        self.leaves[usize::from(old)].removed.store(true, Ordering::Release);
-        self.use_changes.fetch_add(1, Ordering::AcqRel);
-        self.changes.fetch_add(1, Ordering::AcqRel);
+        self.change_members(Some(config), Some(old));
     }
 
     /// A device leaves the vdev.
     pub(super) fn remove(&self, leaf: u8) {
+        self.change_members(None, Some(leaf));
+    }
+
+    /// The new device comes first, so that there is always one.
+    fn change_members(&self, added: Option<&LeafConfig>, removed: Option<u8>) {
         let _changing = self.changing.lock();
-        self.leaves[usize::from(leaf)].removed.store(true, Ordering::Release);
+        if let Some(config) = added {
+            let pushed = self.leaves.push(LeafStatus::new(config));
+            debug_assert!(pushed.is_ok(), "the vdev has room for the device");
+        }
+        if let Some(leaf) = removed {
+            self.leaves[usize::from(leaf)].removed.store(true, Ordering::Release);
+        }
         self.use_changes.fetch_add(1, Ordering::AcqRel);
         self.changes.fetch_add(1, Ordering::AcqRel);
     }

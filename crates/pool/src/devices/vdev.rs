@@ -232,15 +232,18 @@ impl Vdev {
         // It is not erased.
         self.leaf(old).begin_leave();
         self.status.exchange(old, &config);
-        if let Some(first) = self.status.members().next() {
-            self.first.store(first, Ordering::Release);
-        }
+        self.update_first();
         Ok(at)
     }
 
     /// A device gets no requests any more.
     pub(super) fn remove(&self, leaf: u8) {
         self.status.remove(leaf);
+        self.update_first();
+    }
+
+    /// A device has left: another one may be the first.
+    fn update_first(&self) {
         if let Some(first) = self.status.members().next() {
             self.first.store(first, Ordering::Release);
         }
