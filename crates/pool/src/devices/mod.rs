@@ -265,8 +265,16 @@ impl Devices {
     }
 
     /// Whether a device misses blocks.
-    pub(crate) fn misses_blocks(&self) -> bool {
+    fn misses_blocks(&self) -> bool {
         self.iter().any(|vdev| vdev.leaves().any(|(at, _)| vdev.status().missed(at).is_some()))
+    }
+
+    /// Whether a device misses a block of this birth.
+    pub(crate) fn any_misses(&self, birth: u64) -> bool {
+        let misses = |vdev: &Vdev, leaf| {
+            vdev.status().missed(leaf).is_some_and(|missed| missed.contains(birth))
+        };
+        self.iter().any(|vdev| vdev.leaves().any(|(leaf, _)| misses(vdev, leaf)))
     }
 
     /// Whether a device in use misses blocks, so that a scrub can make it whole.

@@ -277,10 +277,10 @@ impl Store {
     }
 
     /// Whether the n-th place of a block still exists, and its device is known to miss the block;
-    /// of a gang, whether any device misses blocks.
+    /// of a gang, whether any device misses blocks of its birth.
     pub(crate) fn misses(&self, bp: &BlockPtrPhys, n: usize) -> bool {
         if bp.is_gang() {
-            return self.devices.misses_blocks();
+            return self.devices.any_misses(bp.birth_txg.get());
         }
         self.nth_place(bp, n).is_some_and(|place| self.devices.misses(place, bp.birth_txg.get()))
     }
