@@ -94,8 +94,10 @@ fn umount_pool(args: &UmountArgs) -> Result<()> {
         Target::InUse { process, pool } => {
             for mount in &pool.mounts {
                 let (at, lazy) = (mount.at.clone(), args.lazy);
-                // Another pool may be mounted where this one was detached.
-                process.ask::<()>(&Request::Unmount { at, lazy, pool: Some(pool.guid) })?;
+                // Another pool may be mounted where this one was detached. Daemons that do not tell
+                // refuse the field.
+                let pool = (mount.detached || mount.mount_id.is_some()).then_some(pool.guid);
+                process.ask::<()>(&Request::Unmount { at, lazy, pool })?;
                 output::line(&format!("unmounted {}", mount.at.display()));
             }
             if pool.mounts.is_empty() {

@@ -212,6 +212,8 @@ pub(crate) struct MountedDataset {
     mount: Mount,
     /// Its path when it was looked for last.
     seen_at: Mutex<PathBuf>,
+    /// Whether another mount was over it when it was to be unmounted last.
+    covered: AtomicBool,
     /// Result of closing, once the mount is closed.
     outcome: Mutex<Option<Result<(), NotClean>>>,
 }
@@ -284,6 +286,7 @@ impl MountedDataset {
                 flags: Mutex::named("mount-flags", flags),
                 files,
                 seen_at: Mutex::named("mount-seen-at", mount.path().to_owned()),
+                covered: AtomicBool::new(false),
                 mount,
                 outcome: Mutex::named("mount-outcome", None),
             }),
@@ -352,9 +355,10 @@ impl MountedDataset {
         self.mount.current_path().is_some_and(|path| path == at)
     }
 
-    /// Whether another mount is over it, so that it cannot be unmounted.
+    /// Whether another mount was over it when it was to be unmounted last. Does not look again: a
+    /// walk of its path may hang, and this is asked when the daemon must end.
     pub(super) fn is_covered(&self) -> bool {
-        self.mount.is_covered()
+        self.covered.load(Ordering::Relaxed)
     }
 
     /// What to say of a mount that is still in the mount table when its process ends.
@@ -378,7 +382,10 @@ impl MountedDataset {
     pub(super) fn unmount(&self, lazy: bool) -> Result<(), MountError> {
         // For messages, since it leaves the mount table.
         let _ = self.current_at();
-        if lazy { self.mount.unmount_lazily() } else { self.mount.unmount() }
+        let done = if lazy { self.mount.unmount_lazily() } else { self.mount.unmount() };
+        let is_covered = matches!(done, Err(MountError::Covered { .. }));
+        self.covered.store(is_covered, Ordering::Relaxed);
+        done
     }
 
     /// Closes the file system.

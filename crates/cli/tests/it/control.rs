@@ -278,7 +278,9 @@ fn commands_that_meet_an_ending_daemon_share_the_next_one() {
         .filter(|process| process["pid"].as_i64() != Some(ending))
         .collect();
     assert_eq!(others.len(), 1, "{others:?}");
-    assert_eq!(others[0]["pools"].as_array().unwrap().len(), 3);
+    // If the first one has ended by then, it also has the fourth.
+    let pools = others[0]["pools"].as_array().unwrap();
+    assert_eq!(pools.iter().filter(|pool| pool["name"] != "tank").count(), 3, "{pools:?}");
     for pool in ["one", "two", "three"] {
         fixture.ok(&["export", pool]);
     }

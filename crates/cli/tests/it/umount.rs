@@ -349,6 +349,8 @@ fn a_mount_is_named_by_its_path_after_a_rename() {
     fixture.folder("before");
     let at = fixture.folder("before/at");
     let mut running = mounted(&fixture, &["mount", "tank.img", "before/at"], &at);
+    // By then the process has found it in the mount table.
+    running.read_until("mounted ");
     fs::rename(fixture.path("before"), fixture.path("after")).unwrap();
     running.signal(libc::SIGINT);
     let said = running.read_until("unmounted ");

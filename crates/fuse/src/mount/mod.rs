@@ -186,11 +186,6 @@ impl Mount {
         Some(self.entry()?.id)
     }
 
-    /// Whether another mount is over it, so that it can be neither unmounted nor remounted.
-    pub fn is_covered(&self) -> bool {
-        !self.has_ended() && matches!(self.shared.own.reachable(), Err(MountError::Covered { .. }))
-    }
-
     /// Its entry in the mount table. After its end, another mount may have its numbers.
     fn entry(&self) -> Option<MountEntry> {
         if self.has_ended() { None } else { self.shared.own.entry().ok()? }

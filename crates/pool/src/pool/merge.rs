@@ -2,8 +2,8 @@
 //!
 //! A create that finds the change buffer of its directory two fifths full queues the directory. The
 //! thread reads the next leaves, many at a time and without a transaction, and moves the names of
-//! a few leaves in each transaction. While it moves the names of one batch, the reads of the next
-//! batch are in flight. It is slowed down by dirty data as others are. It passes what it cannot
+//! a few leaves in each transaction. While it moves the names of one batch, the first reads of the
+//! next are in flight. It is slowed down by dirty data as others are. It passes what it cannot
 //! read, reports it, and tries it again after a pause. If no transaction can begin, because the
 //! pool is full or suspended, it gives up until a create queues the directory again.
 //!

@@ -401,10 +401,10 @@ impl Fat {
         buffered.saturating_mul(1000) / capacity.max(1)
     }
 
-    /// Filter blocks and pages to prefetch with one that is not resident, which comes first: a
-    /// directory in use soon needs all of them. Those of a window are prefetched again after some `operations` for each.
-    /// So they return together if they were evicted, and those that do not fit the cache cost few
-    /// reads in vain.
+    /// Filter blocks and pages to prefetch with one that is not resident: a directory in use soon
+    /// needs all of them. Those with its number come first, because somebody waits. Those of a
+    /// window are prefetched again after some `operations` for each. So they return together if
+    /// they were evicted, and those that do not fit the cache cost few reads in vain.
     pub(super) fn aside_ahead(&mut self, at: u64, operations: u64) -> Vec<ZapBlock> {
         let filters = (1u64 << self.header.depth).div_ceil(ZAP_FILTER_LEAVES as u64);
         let blocks = filters.min(WINDOW) + u64::from(self.header.pages.get()).min(WINDOW);
