@@ -241,7 +241,7 @@ fn unpack(shared: &Shared, bp: &BlockPtrPhys, cause: ReadCause, read: Read) -> R
         crate::devices::failed(error)
     })?;
     if !codec::verify(bp, &physical) {
-        counters.add(StoreCounters::VERIFY_FAILURES, cause as usize, 1);
+        // A reader counts it: the block may have been freed, or its device may miss it.
         tracing::warn!(block = ?bp, copy = 0, "checksum mismatch");
         return Err(Error::new(ErrorKind::Corrupt, format!("{bp:?}: checksum mismatch")));
     }

@@ -12,7 +12,7 @@ forebay_base::counters! {
     /// Copies that a device could not read.
     read_errors: cause;
     /// Copies with a wrong checksum, without those that a device is known to miss. A walk (scrub,
-    /// check) counts a copy once.
+    /// check) counts a copy once; one that a prefetch has read counts once a reader reads it.
     verify_failures: cause;
     /// Blocks without a good copy.
     blocks_lost;

@@ -315,7 +315,7 @@ impl Store {
     fn load_nth(&self, bp: &BlockPtrPhys, n: usize, cause: ReadCause) -> Result<VerifiedCopy> {
         if bp.is_gang() {
             let physical = self.read_gang(bp, Some(n))?;
-            return self.verified(bp, physical, None, cause, false);
+            return self.verified(bp, physical, None, cause);
         }
         let none = || Error::new(ErrorKind::Corrupt, format!("{bp:?}: has no copy {n}"));
         self.load_place(bp, self.nth_place(bp, n).ok_or_else(none)?, cause)
@@ -393,7 +393,7 @@ impl Store {
             for _ in 0..2 {
                 let physical = self.read_gang(bp, None);
                 let read = physical
-                    .and_then(|physical| self.verified(bp, physical, None, ReadCause::Miss, false));
+                    .and_then(|physical| self.verified(bp, physical, None, ReadCause::Miss));
                 match read {
                     Ok(good) => return Ok(good.content),
                     Err(error) if error.kind() == ErrorKind::NoMemory => return Err(error),
@@ -409,13 +409,11 @@ impl Store {
             errors.clear();
             for dva in bp.dvas() {
                 let mut tried = LeafSet::default();
-                let mut first = suspect.take();
+                let first = suspect.take();
                 first.iter().for_each(|place| tried.insert(place.leaf));
                 let mut next = first.or_else(|| self.devices.choose(dva, birth, &mut tried));
                 while let Some(place) = next {
-                    // The asynchronous read has counted it.
-                    let is_counted = first.take().is_some();
-                    match self.load_checked(bp, place, ReadCause::Miss, is_counted) {
+                    match self.load_place(bp, place, ReadCause::Miss) {
                         Ok(good) => {
                             if !bad.is_empty() && self.may_heal() {
                                 bad.retain(|bad| *bad != place);
@@ -467,17 +465,6 @@ impl Store {
         place: Place,
         cause: ReadCause,
     ) -> Result<VerifiedCopy> {
-        self.load_checked(bp, place, cause, false)
-    }
-
-    /// As [`load_place`](Self::load_place), but a wrong checksum that `is_counted` counts no more.
-    fn load_checked(
-        &self,
-        bp: &BlockPtrPhys,
-        place: Place,
-        cause: ReadCause,
-        is_counted: bool,
-    ) -> Result<VerifiedCopy> {
         let bytes = bp.allocated_bytes(self.sector_bytes());
         let counters = &self.shared.counters;
         counters.add(StoreCounters::READS, cause as usize, 1);
@@ -488,22 +475,20 @@ impl Store {
                 counters.add(StoreCounters::READ_ERRORS, cause as usize, 1);
             }
         });
-        self.verified(bp, read?, Some(place), cause, is_counted)
+        self.verified(bp, read?, Some(place), cause)
     }
 
     /// A reader has found a wrong checksum. It is an error unless the device is known to miss the
     /// block.
     #[cold]
-    fn note_mismatch(&self, bp: &BlockPtrPhys, place: Option<Place>, is_counted: bool) {
+    fn note_mismatch(&self, bp: &BlockPtrPhys, place: Option<Place>) {
         if place.is_some_and(|place| self.devices.misses(place, bp.birth_txg.get())) {
             return;
         }
         tracing::warn!(block = ?bp, ?place, "checksum mismatch");
         place.into_iter().for_each(|place| self.devices.note_checksum(place));
-        if !is_counted {
-            let cause = ReadCause::Miss as usize;
-            self.shared.counters.add(StoreCounters::VERIFY_FAILURES, cause, 1);
-        }
+        let cause = ReadCause::Miss as usize;
+        self.shared.counters.add(StoreCounters::VERIFY_FAILURES, cause, 1);
     }
 
     /// A walk has read a bad copy of a block that was not freed meanwhile. Counts it if its
@@ -522,14 +507,13 @@ impl Store {
         physical: Buffer,
         place: Option<Place>,
         cause: ReadCause,
-        is_counted: bool,
     ) -> Result<VerifiedCopy> {
         if codec::verify(bp, &physical) {
             return self.unpack(bp, physical);
         }
         // A scrub reads without being a reader: the block may have been freed meanwhile.
         if cause != ReadCause::Scrub {
-            self.note_mismatch(bp, place, is_counted);
+            self.note_mismatch(bp, place);
         }
         let text = match place {
             Some(place) => format!("{place} of {bp:?}: checksum mismatch"),
