@@ -28,6 +28,8 @@ mod reads;
 mod run;
 mod segment;
 mod superseded;
+#[cfg(all(test, not(forebay_model)))]
+mod tests;
 
 use forebay_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use forebay_base::sync::{Arc, Condvar, Mutex};
@@ -409,24 +411,5 @@ impl Rebuild {
     pub(crate) fn memory_bytes(&self) -> u64 {
         let superseded = self.superseded_bytes.load(Ordering::Relaxed);
         u64::from(self.geometry.segments) * size_of::<ReadState>() as u64 + superseded
-    }
-}
-
-#[cfg(all(test, not(forebay_model)))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn superseded_keys_count_as_memory_until_the_end_without_a_lock() {
-        let geometry = Geometry { segment_bytes: 64 << 10, segments: 4, last_page: 1 << 20 };
-        let rebuild = Rebuild::new(geometry, true, 0);
-        let before = rebuild.memory_bytes();
-        rebuild.note_superseded(KeyHash(1));
-        let state = rebuild.state.lock();
-        assert_eq!(rebuild.memory_bytes(), before + state.superseded.memory_bytes());
-        assert!(rebuild.memory_bytes() > before);
-        drop(state);
-        rebuild.end(1);
-        assert_eq!(rebuild.memory_bytes(), before);
     }
 }
