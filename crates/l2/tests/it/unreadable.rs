@@ -221,6 +221,45 @@ fn an_unreadable_footer_does_not_readmit_a_failed_batch() {
     }
 }
 
+#[test]
+fn a_batch_counts_only_after_the_one_that_it_was_written_after() {
+    let device = memory(DEVICE);
+    let fixture = Fixture::create(&device, &small_segments());
+    fixture.insert(1, 1, 1000);
+    fixture.spill();
+    let begun = contents(&device);
+    fixture.close();
+    // Two histories of the next segment, with batches of equal size.
+    let [ours, other] = [[2, 3], [4, 5]].map(|keys| {
+        let device = device_with(&begun);
+        let fixture = Fixture::open(&device, &small_segments());
+        assert!(fixture.l2.wait_rebuilt());
+        for key in keys {
+            fixture.insert(key, 1, 1000);
+            fixture.spill();
+        }
+        let crashed = contents(&device);
+        fixture.close();
+        crashed
+    });
+    let last = |contents: &[u8]| {
+        let Batch { offset, seq, number } = batches(contents).pop().unwrap();
+        (offset, seq, number)
+    };
+    let (offset, _, number) = last(&ours);
+    assert_eq!(last(&ours), last(&other));
+    assert_eq!(number, 1);
+    // The last batch is of the other history.
+    let mut mixed = ours;
+    let batch = offset as usize..footer_of(offset).start as usize;
+    mixed[batch.clone()].copy_from_slice(&other[batch]);
+    let fixture = Fixture::open(&device_with(&mixed), &small_segments());
+    assert!(fixture.l2.wait_rebuilt());
+    let found = [1, 2, 5].map(|key| fixture.get(key).is_some());
+    assert_eq!(found, [true, true, false]);
+    fixture.close();
+}
+
 /// Options with an arena of this size.
 fn with_arena(limit_bytes: u64) -> L2Options {
     let config = ArenaConfig { limit_bytes, huge_pages: HugePages::Never };
