@@ -54,6 +54,32 @@ fn spilled_pins_keep_the_block() {
     });
 }
 
+/// A value is not taken out while others have pins on it, even if all of those are spilled: three
+/// threads that have released theirs, but have not refilled the word yet, leave one pin in it.
+#[test]
+fn spilled_pins_keep_the_value_from_being_taken() {
+    check(12_000, || {
+        let world = Arc::new(World::inline(10));
+        assert!(world.insert(KEY));
+        let mut guards = vec![world.cache().get_owned(&KEY).expect("just inserted")];
+        while guards.len() < 8 {
+            guards.push(guards[0].clone());
+        }
+        // The ninth pin moves two out of the word. Released are as many as leave it not sparse.
+        let removed = world.cache().remove(&KEY).expect("just inserted");
+        guards.push(guards[0].clone());
+        guards.truncate(5);
+        let kept = guards.split_off(3);
+        let droppers: Vec<_> = guards.into_iter().map(|guard| spawn(move || drop(guard))).collect();
+        let removed = removed.try_into_value().err().expect("others have pins on it");
+        kept.iter().for_each(|guard| guard.check(KEY));
+        join(droppers);
+        drop(kept);
+        removed.try_into_value().ok().expect("the only pin").check(KEY);
+        World::end(world);
+    });
+}
+
 /// The evictor never evicts a block whose pins are spilled.
 #[test]
 fn spilled_pins_keep_the_block_from_the_evictor() {
