@@ -606,3 +606,21 @@ fn a_root_moves_the_ring_to_a_log_vdev_only_if_that_is_stamped() {
     sync(&log, 7);
     assert!(log.has_left_log_vdev());
 }
+
+#[test]
+fn a_ring_that_shall_move_is_not_opened_in_its_place_by_a_root_on_its_way() {
+    let storage = memory();
+    let log = create(&storage, &extents());
+    let versions = Versions::default();
+    // This root opens the new log, in the place that it shall leave meanwhile.
+    log.root_for(1);
+    let number = LOG_VDEV | 5;
+    let place = DvaPhys::new(Dva { device: number, offset: 1 << 20 });
+    log.move_to(Some(Extent { place, bytes: 1 << 20 })).unwrap();
+    log.synced(1);
+    log.append(2, DATASET, 1, Change::ZapRemove { name: b"n" });
+    assert_eq!(log.commit(None, &versions), Committed::WaitForTxg);
+    log.stamped(number, 2);
+    sync(&log, 2);
+    assert!(log.is_away());
+}
