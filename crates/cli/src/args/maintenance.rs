@@ -53,7 +53,8 @@ pub(crate) struct JobArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  forebay check tank\n  forebay check tank.img --read-only\n\n\
     Exit code: 0 if no problems were found, 1 if problems were found, a device of a mirror was not in\n\
-    use, or the check was interrupted, 2 if the pool cannot be used or does not answer.")]
+    use, or the check was interrupted, 2 if the pool cannot be used or does not answer.\n\
+    If a device of a mirror is away and the pool is not in use, it writes nothing, as with --read-only.")]
 pub(crate) struct CheckArgs {
     #[command(flatten)]
     pub(crate) work: JobArgs,

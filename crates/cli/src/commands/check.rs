@@ -1,5 +1,6 @@
 //! `forebay check`, and the job of `forebay scrub`.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use forebay_pool::Pool;
@@ -10,6 +11,7 @@ use crate::control::client::{self, Target};
 use crate::control::messages::JobReport;
 use crate::daemon::jobs;
 use crate::error::{Failure, Result};
+use crate::object_stores;
 use crate::output::{self, Progress};
 use crate::pools::{self, ImportRequest};
 use crate::units;
@@ -24,6 +26,7 @@ pub(crate) fn check(args: &CheckArgs) -> Result<()> {
         name: "check",
         args: &args.work,
         read_only: args.read_only,
+        writes_in_any_case: false,
         advice: "run `forebay scrub` to repair bad copies, and restore lost files from a backup",
         why_incomplete: |_, by_user| match by_user {
             true => "the check was interrupted; run it again for a full result",
@@ -38,6 +41,8 @@ pub(super) struct Job<'a> {
     pub(super) name: &'static str,
     pub(super) args: &'a JobArgs,
     pub(super) read_only: bool,
+    /// Whether it is there to write, even if a device of a mirror is away.
+    pub(super) writes_in_any_case: bool,
     /// What to do about problems.
     pub(super) advice: &'static str,
     /// Says why it is not complete, from its state and whether the user has interrupted it here.
@@ -63,9 +68,7 @@ impl Job<'_> {
                 process.ask_until(&request(pool.guid), show, &stop)?
             }
             Target::Paths(paths) => {
-                let cache = pools::cache(CACHE_BYTES)?;
-                let pool =
-                    Arc::new(pools::import(&ImportRequest::plain(paths, self.read_only), &cache)?);
+                let pool = Arc::new(self.import(&paths)?);
                 let report = work(&pool, &mut |state| progress.step(state));
                 let closed = pools::close_after(&pool, &progress);
                 let report = report?;
@@ -76,6 +79,27 @@ impl Job<'_> {
         let why = (self.why_incomplete)(&report.state, progress.is_stopped());
         drop(progress);
         self.print(&report, why)
+    }
+
+    /// Imports the pool here. A check does not write while a device of a mirror is away: the
+    /// devices that are here would have something that the other one lacks. Two such checks, each
+    /// of one side, would make two pools of a mirror.
+    fn import(&self, paths: &[PathBuf]) -> Result<Pool> {
+        let cache = pools::cache(CACHE_BYTES)?;
+        let import =
+            |read_only| pools::import(&ImportRequest::plain(paths.to_vec(), read_only), &cache);
+        let is_store = paths.iter().any(|path| object_stores::url(path).is_some());
+        if self.writes_in_any_case || self.read_only || is_store {
+            return import(self.read_only);
+        }
+        // What cannot be imported read-only either has an error of its own.
+        if let Ok(pool) = import(true) {
+            if jobs::lacks_devices(&pool) {
+                return Ok(pool);
+            }
+            pool.close()?;
+        }
+        import(false)
     }
 
     /// Prints the report. `why` says why it is not complete, if it is not.

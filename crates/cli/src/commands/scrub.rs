@@ -39,6 +39,7 @@ fn wait(args: &ScrubArgs) -> Result<()> {
         name: "scrub",
         args: &args.work,
         read_only: false,
+        writes_in_any_case: true,
         advice: "restore lost files from a backup",
         why_incomplete: |state, _| match state {
             "running" => {

@@ -77,6 +77,11 @@ fn away(pool: &Pool) -> Vec<PoolDevice> {
     devices
 }
 
+/// Whether a device that holds copies is not in use.
+pub(crate) fn lacks_devices(pool: &Pool) -> bool {
+    !away(pool).is_empty()
+}
+
 /// Describes them.
 fn not_read(pool: &Pool) -> Vec<String> {
     let away = away(pool).into_iter();

@@ -284,3 +284,16 @@ fn a_pool_of_mirrors_takes_a_single_device_only_by_force() {
     fixture.ok(&["export", "tank"]);
     fixture.ok(&["check", "a.img:b.img:c.img:d.img:e.img:f.img"]);
 }
+
+/// Each check of one side would make it newer than the other.
+#[test]
+fn checks_of_single_sides_do_not_split_a_mirror() {
+    let fixture = Fixture::new();
+    fixture.ok(&["create", "--name", "tank", "--size", "32M", "--mirror", "a.img", "b.img"]);
+    for side in ["b.img", "a.img"] {
+        let (text, error) = texts(&fixture.run(&["check", side]));
+        assert!(error.contains("a device of a mirror was not read"), "{text}{error}");
+    }
+    let checked = fixture.ok(&["check", "a.img:b.img"]);
+    assert!(checked.contains("no problems"), "{checked}");
+}
