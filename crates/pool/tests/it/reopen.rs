@@ -34,15 +34,21 @@ impl Files {
     }
 
     fn create(&self) -> Pool {
-        self.create_named("tank", ["a", "b"])
+        self.create_with(&[])
     }
 
-    fn create_named(&self, pool: &str, sides: [&str; 2]) -> Pool {
+    fn create_with(&self, tunables: &[(&str, &str)]) -> Pool {
+        self.create_named("tank", ["a", "b"], tunables)
+    }
+
+    fn create_named(&self, pool: &str, sides: [&str; 2], tunables: &[(&str, &str)]) -> Pool {
         let options = OpenOptions { create_bytes: Some(SIZE), ..OpenOptions::default() };
         let open = |name| open_path(&self.path(name), &options).expect("a new file");
         let mirror = NewVdev::Mirror(sides.into_iter().map(open).collect());
         let mut options = create_options(&cache(32 * MIB));
         options.name = pool.to_owned();
+        let tunables = tunables.iter().map(|(name, value)| (name.to_string(), value.to_string()));
+        options.tunables.extend(tunables);
         Pool::create_tree(vec![mirror], &options).expect("a pool")
     }
 
@@ -147,7 +153,7 @@ fn a_side_that_was_emptied_comes_back_with_its_content() {
 #[test]
 fn only_the_side_itself_comes_back() {
     let files = Files::new();
-    let other = files.create_named("other", ["x", "y"]);
+    let other = files.create_named("other", ["x", "y"], &[]);
     other.export().expect("exported");
     let pool = files.create();
     let number = fill(&pool, RECORDS);
@@ -351,15 +357,16 @@ fn a_suspended_pool_refuses_a_copy_that_lacks_what_was_fsynced() {
 fn a_suspended_mirror_goes_on_with_the_side_that_is_back() {
     for (back, other) in [("a", "b"), ("b", "a")] {
         let files = Files::new();
-        let pool = files.create();
+        // No heartbeat may meet one of them first.
+        let pool = files.create_with(&[("heartbeat_ms", "0")]);
         pool.set_tunable("txg_timeout_ms", "100000").expect("a tunable");
         let number = fill(&pool, RECORDS);
         let object = pool.dataset("data").and_then(|data| data.object(number)).expect("it");
         for side in [back, other] {
             let intact = files.path(&format!("intact {side}"));
             fs::copy(files.path(side), intact).expect("a copy");
-            truncate(&files.path(side), 0);
         }
+        [back, other].into_iter().for_each(|side| truncate(&files.path(side), 0));
         let tx = pool.begin().expect("space");
         object.write(&tx, 0, &[9; 8192]).expect("space");
         drop((tx, object));
