@@ -16,6 +16,9 @@
 //! ends the thread, and the pool stays suspended. The devices still hold the previous txg, or this
 //! one if some of its uberblocks were written. Decision 0115.
 
+#[cfg(all(test, not(forebay_model)))]
+mod tests;
+
 use forebay_base::clock::{SystemWallClock, WallClock};
 use forebay_base::probe;
 use forebay_base::sync::atomic::Ordering;
@@ -299,9 +302,11 @@ impl PoolInner {
         };
         // The second barrier, inside: the txg is durable when this returns.
         self.write_uberblock(&uberblock, pause)?;
-        self.store.uberblock_flushed();
+        self.store.flushed_with_uberblock();
         // A device that has not taken it must not pass for a whole one after a crash.
         self.store_device_changes(pause)?;
+        // Not before: until the txg counts, no copy from before may take the place of a device.
+        self.store.txg_flushed();
         probe!(txg_durable, self.guid, txg);
         self.note_discards(space);
         space.committed(txg)?;

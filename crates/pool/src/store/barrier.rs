@@ -231,8 +231,15 @@ impl Store {
         flushed
     }
 
-    /// The uberblock of the txg is durable, and so is all that was written before it.
-    pub(crate) fn uberblock_flushed(&self) {
+    /// The uberblock of the txg is durable, and so is all that was written before it. The commit
+    /// may still wait for labels, and relies on the devices until
+    /// [`txg_flushed`](Self::txg_flushed).
+    pub(crate) fn flushed_with_uberblock(&self) {
+        self.shared.in_flight.flushed(false);
+    }
+
+    /// The commit has written all: the txg is about to count as durable.
+    pub(crate) fn txg_flushed(&self) {
         self.shared.in_flight.flushed(true);
     }
 

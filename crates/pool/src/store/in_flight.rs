@@ -134,7 +134,8 @@ struct InFlightState {
     flush_error: Option<Error>,
     /// Whether `done` must be written again before the next flush.
     distrusted: bool,
-    /// Whether a flush has covered writes since the last uberblock: their payloads are not kept.
+    /// Whether a flush has covered writes of the txg that is committed: their payloads are not
+    /// kept.
     covered: bool,
     /// Payloads of blocks that were written elsewhere, for readers that know the old pointer.
     replaced: Vec<Write>,
@@ -236,7 +237,7 @@ impl InFlightWrites {
     }
 
     /// A flush that began while no write was in flight has succeeded. `is_named` if a durable
-    /// uberblock names all that was written.
+    /// uberblock names all that was written, and the commit writes nothing more.
     pub(super) fn flushed(&self, is_named: bool) {
         let mut state = self.state.lock();
         let done = std::mem::take(&mut state.done);
@@ -246,7 +247,7 @@ impl InFlightWrites {
         drop(done);
     }
 
-    /// Whether writes are durable that no durable uberblock names.
+    /// Whether writes are durable of a txg that does not count yet.
     pub(super) fn is_covered(&self) -> bool {
         self.state.lock().covered
     }
