@@ -350,7 +350,8 @@ pub(crate) fn add(
     let number = vdev.number();
     // A label without a miss has all blocks up to its txg, so a device that fails now must miss
     // later ones only.
-    vdev.status().begin_txg(config.txg + 1);
+    let syncing = devices.iter().map(|vdev| vdev.status().txg()).max().unwrap_or(0);
+    vdev.status().begin_txg(syncing.max(config.txg + 1));
     vdev.leaves().try_for_each(|(_, leaf)| check_new_guid(config, leaf.guid()))?;
     let mut extended = config.clone();
     match is_log {

@@ -216,6 +216,11 @@ impl VdevStatus {
         self.txg.fetch_max(txg, Ordering::AcqRel);
     }
 
+    /// The txg that writes count for.
+    pub(super) fn txg(&self) -> u64 {
+        self.txg.load(Ordering::Acquire)
+    }
+
     /// Number of changes of states and missed txgs.
     pub(super) fn changes(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
