@@ -20,7 +20,7 @@ use crate::format::{
 };
 
 /// Bytes per read: more than a block.
-const WINDOW_BYTES: usize = 2 * LOG_BLOCK_MAX_BYTES;
+pub(super) const WINDOW_BYTES: usize = 2 * LOG_BLOCK_MAX_BYTES;
 
 /// Returns the records of a replay, in order, batch by batch. The log stays closed until the caller
 /// has reached the end.

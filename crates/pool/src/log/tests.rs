@@ -1,5 +1,6 @@
 mod crash;
 mod cuts;
+mod find;
 mod hostile;
 mod objects;
 
