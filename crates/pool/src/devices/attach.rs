@@ -71,22 +71,35 @@ fn is_closed(error: &Error) -> bool {
 }
 
 /// Erases the labels of a closed device that has left its vdev, if it is at its path again. If not,
-/// its labels say that it misses what was written since.
-fn erase_at_path(leaf: &Leaf, memory: &BlockCache) -> Result<()> {
+/// they stay: what its vdev has stored of it refuses it beside the others, but alone it may be
+/// imported, with what it had.
+fn erase_at_path(leaf: &Leaf, pool_guid: u64, memory: &BlockCache) -> Result<()> {
     let Some(path) = leaf.opened_path() else { return Ok(()) };
-    let opened = match path.open() {
-        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Invalid) => {
-            return Ok(());
-        }
-        opened => opened?,
+    let is_none = |error: &Error| {
+        use ErrorKind::{Invalid, NotAPool, NotFound};
+        matches!(error.kind(), NotFound | Invalid | NotAPool)
     };
-    match label::read(&*opened.device, memory) {
-        Ok(Some(label)) if label.own().guid == leaf.guid() => {
+    let read = |opened: Opened| Ok((label::read(&*opened.device, memory)?, opened));
+    let (label, opened) = match path.open().and_then(read) {
+        Err(error) if is_none(&error) => return Ok(()),
+        found => found?,
+    };
+    match label {
+        Some(label) if label.config.pool_guid == pool_guid && label.own().guid == leaf.guid() => {
             label::erase(&*opened.device, leaf.size_bytes(), memory)
         }
         // Another device, or none of a pool.
         _ => Ok(()),
     }
+}
+
+/// The error of a device whose labels are not erased, because it may have what no other one has.
+fn keeps_labels(leaf: &Leaf) -> Error {
+    let name = leaf.name();
+    let text = format!(
+        "{name}: has left the pool, but keeps its labels: it was written without the other sides; to keep what it has, export the pool and import this device alone; to give it up, use the device with `--force`"
+    );
+    Error::new(ErrorKind::Device, text)
 }
 
 impl Devices {
@@ -157,7 +170,7 @@ impl Devices {
             // The next labels do not list it any more.
             self.forget(side, config);
             side.end_limit();
-            if let Err(error) = side.release(memory) {
+            if let Err(error) = side.release(config.pool_guid, memory) {
                 tracing::warn!(device = side.leaf().name(), %error, "cannot erase labels");
             }
             return Err(error);
@@ -305,7 +318,11 @@ impl Side<'_> {
 
     /// Erases the labels of a side that was removed, durably, and lets others have the device. Does
     /// nothing the second time. Labels and the newest txg must not count it.
-    pub(crate) fn release(&self, memory: &BlockCache) -> Result<()> {
+    ///
+    /// # Errors
+    /// [`ErrorKind::Device`] if the labels cannot be erased, or are left, because the side was
+    /// written without the others. The device is released all the same.
+    pub(crate) fn release(&self, pool_guid: u64, memory: &BlockCache) -> Result<()> {
         let leaf = self.leaf();
         if leaf.begin_leave() {
             return Ok(());
@@ -314,8 +331,9 @@ impl Side<'_> {
         leaf.drain();
         let erased = match leaf.is_missing() {
             true => Ok(()),
+            false if leaf.is_apart() => Err(keeps_labels(leaf)),
             false => match label::erase(&**leaf.device(), leaf.size_bytes(), memory) {
-                Err(error) if is_closed(&error) => erase_at_path(leaf, memory),
+                Err(error) if is_closed(&error) => erase_at_path(leaf, pool_guid, memory),
                 erased => erased,
             },
         };

@@ -41,6 +41,8 @@ pub(crate) struct Leaf {
     missing: bool,
     /// Whether the device leaves the pool, or has left it.
     left: AtomicBool,
+    /// Whether the side was written without the other ones when it was last looked at.
+    apart: AtomicBool,
 }
 
 impl Leaf {
@@ -75,6 +77,7 @@ impl Leaf {
             path,
             missing: false,
             left: AtomicBool::new(false),
+            apart: AtomicBool::new(false),
         }
     }
 
@@ -280,6 +283,16 @@ impl Leaf {
         if let Some(kept) = kept {
             self.lock.lock().get_or_insert_default().inherit(kept);
         }
+    }
+
+    /// Notes whether the side was written without the other ones.
+    pub(super) fn set_apart(&self, is_apart: bool) {
+        self.apart.store(is_apart, Ordering::Release);
+    }
+
+    /// Whether the device may be the only one with what was written there alone.
+    pub(super) fn is_apart(&self) -> bool {
+        self.apart.load(Ordering::Acquire)
     }
 
     /// Whether the device leaves the pool, or has left it.

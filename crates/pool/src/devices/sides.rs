@@ -180,7 +180,9 @@ impl<'a> Side<'a> {
         let ring = Ring { device, size_bytes, missed: None };
         let uberblocks = label::best_uberblocks(&[ring], config.pool_guid, memory)?;
         let newest = uberblocks.first().map_or(0, |newest| newest.txg);
-        if newest > synced || self.was_written_apart(&found, config) {
+        let is_apart = newest > synced || self.was_written_apart(&found, config);
+        self.leaf().set_apart(is_apart);
+        if is_apart {
             let text = format!(
                 "{name}: was written without the other sides, so it stays out of use; to keep what it has instead, export the pool and import this device alone"
             );

@@ -119,8 +119,8 @@ impl Pool {
     /// # Errors
     /// As [`offline_device`](Self::offline_device). If the commit fails, the device gets nothing
     /// any more, and a second call goes on.
-    /// [`ErrorKind::Device`](crate::ErrorKind::Device) if its labels cannot be erased: the pool
-    /// goes on without it all the same.
+    /// [`ErrorKind::Device`](crate::ErrorKind::Device) if its labels cannot be erased, or are left,
+    /// because the side was written without the others: the pool goes on without it all the same.
     pub fn detach_device(&self, device: &str) -> Result<()> {
         self.inner.check_writable()?;
         // One that was removed leaves once a commit stores that.
@@ -273,7 +273,7 @@ impl PoolInner {
             side.end_limit();
         }
         self.events().note(EventKind::DeviceDetached, Event::of_device(side.leaf().name()));
-        side.release(self.store.cache())
+        side.release(self.guid, self.store.cache())
     }
 
     /// Whether a device waits to leave, because its replacement has all blocks.
@@ -294,7 +294,7 @@ impl PoolInner {
     /// Releases the devices that were removed, after the last commit.
     pub(super) fn release_leaving(&self) {
         for side in self.devices.leaving() {
-            if let Err(error) = side.release(self.store.cache()) {
+            if let Err(error) = side.release(self.guid, self.store.cache()) {
                 let (pool, device) = (&*self.name, side.leaf().name());
                 tracing::error!(pool, device, %error, "cannot erase the labels of a detached device");
             }

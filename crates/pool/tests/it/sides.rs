@@ -272,7 +272,16 @@ fn a_side_that_another_host_has_written_stays_offline() {
     assert_eq!(states(&pool), [LeafState::Online, LeafState::Offline]);
     overwrite(&pool, number, 10, 0xff);
     verify(&pool, number, 10, 0xff);
+    // Nothing else has what it got there.
+    let error = pool.detach_device(&side).expect_err("it is not erased");
+    assert_eq!(error.kind(), ErrorKind::Device, "{error}");
+    assert!(error.to_string().contains("keeps its labels"), "{error}");
+    assert_eq!(states(&pool), [LeafState::Online], "it has left all the same");
+    verify(&pool, number, 10, 0xff);
     pool.export().expect("exported");
+    let apart = import(&[&sides.media[1]]).expect("what it has is there");
+    verify(&apart, number, 10, 19);
+    apart.export().expect("exported");
 }
 
 /// Its label does not say that the others miss something: it does not know them.
