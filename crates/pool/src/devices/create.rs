@@ -1,5 +1,8 @@
 //! Creates the devices of a pool, and adds devices to one.
 
+#[cfg(all(test, not(forebay_model)))]
+mod tests;
+
 use forebay_base::rng::SmallRng;
 use forebay_io::DeviceInfo;
 
