@@ -2,8 +2,8 @@
 //!
 //! A load never fails. A block that cannot be read in time or does not verify is a miss, and a
 //! counter says why. The caller begins again, and the L2 declines that load. If memory then gets
-//! another value of a mutable key, the block is bad. A block that does not decode is tried a few
-//! times, because there may have been no memory for it.
+//! another value of a mutable key, the block is bad. With mutable keys, a block that does not
+//! decode is tried a few times, because there may have been no memory for it.
 //!
 //! A loaded block is published only if three checks pass. The checksum must match. It is seeded
 //! with the L2's guid and the segment's sequence number, so a block of an earlier use of the
@@ -394,16 +394,19 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         }
     }
 
-    /// Notes that a read of the block did not decode. The next load is declined. The block is bad
-    /// after [`MAX_HITS`] such reads in a row. The load has counted the read.
+    /// Notes that a read of the block did not decode. The next load is declined. With mutable keys,
+    /// the block is bad after [`MAX_HITS`] such reads in a row. The load has counted the read.
+    /// With immutable keys the block stays right, and only memory can be lacking.
     fn note_undecodable(&self, expected: &ExpectedBlock) {
         let mut is_bad = false;
-        self.index.change(expected.hash, expected.addr, |record| {
-            let hits = if record.undecodable { record.hits } else { 1 };
-            is_bad = hits >= MAX_HITS;
-            let record = Record { hits, undecodable: true, ..record };
-            if is_bad { self.as_bad(record) } else { Some(record) }
-        });
+        if !self.immutable_keys {
+            self.index.change(expected.hash, expected.addr, |record| {
+                let hits = if record.undecodable { record.hits } else { 1 };
+                is_bad = hits >= MAX_HITS;
+                let record = Record { hits, undecodable: true, ..record };
+                if is_bad { self.as_bad(record) } else { Some(record) }
+            });
+        }
         if !is_bad {
             self.loads.decline_next(expected.hash);
         }

@@ -92,7 +92,8 @@ impl Codec<BlockKey, Buffer> for BlockCodec {
 
     fn decode(&self, _key: &BlockKey, bytes: &[u8]) -> Option<Buffer> {
         // Runs in an I/O callback, so it must not wait for memory. On failure, the reader uses the
-        // pool's devices.
+        // pool's devices, and L2 keeps the block: keys are immutable, so it is still right. If L2
+        // gave it up after a few such reads, a short lack of memory would cost the hottest blocks.
         let mut block = self.arena.alloc(bytes.len()).ok()?;
         block.copy_from_slice(bytes);
         Some(block)
