@@ -1,9 +1,14 @@
 //! Assembles a batch, writes it, and publishes its blocks.
 //!
 //! The proof in [`forget`](crate::forget) depends on this order: the head of the log moves; a new
-//! block's record enters the index as pending; then the writer checks whether the block is
-//! outdated; tombstones are taken last. A reinserted block keeps its old record until the batch is
-//! written, so it is enough to check that the record is there.
+//! block's record enters the index; then the writer checks whether the block is outdated;
+//! tombstones are taken last. A reinserted block keeps its old record until the batch is written,
+//! so it is enough to check that the record is there.
+//!
+//! The record is bad until this check, so that no offer of a newer value takes it for that value.
+//! The check makes it pending, under the lock of its index partition. If memory has cleared the
+//! block before, the check finds that. If later, the next load meets the record, and the value
+//! that it then gets elsewhere makes it bad again.
 //!
 //! A record becomes live in one step: [`publish`](Writer::publish) checks the retired mark in the
 //! header of the cache's block and changes the record under the lock of its index partition. So a
@@ -201,37 +206,38 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
         let QueuedBlock { hash, class, value_bytes, bytes, block, .. } = queued;
         let addr = self.addr_at(assembly.at, bytes);
         // The cache keeps the block until it has been written.
-        let (in_memory, undecodable, state) = (true, false, RecordState::Pending);
+        let (in_memory, undecodable, state) = (true, false, RecordState::Bad);
         let record = Record { addr, class, hits: 0, in_memory, undecodable, state };
         let index = &self.shared.index;
         let Ok(inserted) = index.insert(hash, record, |_, _| true) else {
             self.shared.counters.add(L2Counters::ADMITTED_DROPPED, class as usize, 1);
             return;
         };
-        let out = Arc::get_mut(&mut assembly.buffer).expect("no write holds the buffer");
-        let out = &mut out[assembly.at as usize..(assembly.at + bytes) as usize];
-        let left_out = match block.is_outdated() {
-            true => Some(L2Counters::OUTDATED),
-            false => match self.encode(&block, value_bytes, out) {
-                Some(stamp) => {
-                    self.stamp = self.stamp.max(stamp);
-                    None
-                }
-                None => Some(L2Counters::ADMITTED_LOST),
-            },
+        let before = match inserted {
+            InsertOutcome::Replaced(old) => Some(old),
+            InsertOutcome::Inserted | InsertOutcome::Stale => None,
         };
-        if let Some(counter) = left_out {
-            let before = match inserted {
-                InsertOutcome::Replaced(old) => Some(old),
-                InsertOutcome::Inserted | InsertOutcome::Stale => None,
-            };
-            // It may still require a tombstone, and memory had a newer value.
-            let bad = |old: Record| Record { state: RecordState::Bad, ..old };
-            let before = before.map(|old| if self.shared.immutable_keys { old } else { bad(old) });
-            index.change(hash, addr, |_| before);
-            self.shared.counters.add(counter, class as usize, 1);
+        // It may still require a tombstone, and memory had a newer value.
+        let bad = |old: Record| Record { state: RecordState::Bad, ..old };
+        let before = before.map(|old| if self.shared.immutable_keys { old } else { bad(old) });
+        let mut is_current = false;
+        index.change(hash, addr, |record| {
+            is_current = !block.is_outdated();
+            let pending = Record { state: RecordState::Pending, ..record };
+            if is_current { Some(pending) } else { before }
+        });
+        if !is_current {
+            self.shared.counters.add(L2Counters::OUTDATED, class as usize, 1);
             return;
         }
+        let out = Arc::get_mut(&mut assembly.buffer).expect("no write holds the buffer");
+        let out = &mut out[assembly.at as usize..(assembly.at + bytes) as usize];
+        let Some(stamp) = self.encode(&block, value_bytes, out) else {
+            index.change(hash, addr, |_| before);
+            self.shared.counters.add(L2Counters::ADMITTED_LOST, class as usize, 1);
+            return;
+        };
+        self.stamp = self.stamp.max(stamp);
         assembly.at += bytes;
         let (unit, units) = (addr.unit, addr.units);
         assembly.records.push(LogRecord::Block { hash: hash.0, unit, units, class, hits: 0 });

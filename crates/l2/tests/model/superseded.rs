@@ -1,6 +1,7 @@
 //! Values that memory gets elsewhere, because the L2 cannot serve its own, beside offers, evictions
 //! and lookups: once memory has had such a value, no lookup in this process returns an older one.
-//! Nor does a restart, if the newer one was flushed. A block with the only value is never given up.
+//! Nor does a restart, if the newer one was flushed: it finds that one. A block with the only value
+//! is never given up.
 
 use std::sync::Arc;
 
@@ -86,8 +87,7 @@ fn no_older_value_is_found_after_one_that_memory_got_elsewhere() {
         loader.join().unwrap();
         evictor.join().unwrap();
         look_up(&fixture, &newest, None);
-        fixture.cache.offer_all(4, |candidates| fixture.l2.write_all(candidates).unwrap());
-        fixture.l2.flush().unwrap();
+        write_all(&fixture);
         if fixture.cache.contains(&KEY) && *newest.lock() == 2 {
             // A restart must not find the first version.
             fixture.known.lock().forget_before(2);
@@ -114,9 +114,7 @@ fn a_value_is_written_over_one_whose_write_is_in_flight() {
             spawn(move || {
                 fixture.cache.clear();
                 if look_up(&fixture, &newest, Some(2)) {
-                    let write_all = |candidates| fixture.l2.write_all(candidates).unwrap();
-                    fixture.cache.offer_all(4, write_all);
-                    fixture.l2.flush().unwrap();
+                    write_all(&fixture);
                     fixture.known.lock().forget_before(2);
                 }
             })
@@ -128,6 +126,50 @@ fn a_value_is_written_over_one_whose_write_is_in_flight() {
         look_up(&fixture, &newest, None);
         end(Arc::into_inner(fixture).expect("all threads have ended"));
         check_after_crash(flushed, 512 << 10);
+    });
+}
+
+/// Opens a crash image, which must have this version of the first keys.
+fn assert_after_crash(pages: Pages, keys: u64, version: u64) {
+    let device = shuttle::sync::Arc::new(PageMapDevice::new(BYTES, pages));
+    let fixture = open(device, false, 512 << 10);
+    assert!(fixture.l2.wait_rebuilt());
+    for key in 0..keys {
+        let found = match fixture.cache.begin(key, 1, Attributes::DATA).unwrap() {
+            Begin::Hit(found) => Some(*found),
+            Begin::InFlight(flight) => flight.wait().ok().map(|found| *found),
+            Begin::Vacant(guard) => {
+                guard.withdraw();
+                None
+            }
+        };
+        assert_eq!(found, Some(version), "what was flushed of key {key} before the crash");
+    }
+    end(fixture);
+}
+
+/// Writes what memory has, without regard to the policy, and flushes it.
+fn write_all(fixture: &Fixture) {
+    fixture.cache.offer_all(4, |candidates| fixture.l2.write_all(candidates).unwrap());
+    fixture.l2.flush().unwrap();
+}
+
+/// Several keys, so that the writer takes as many blocks into a batch, one after the other.
+const BATCH_KEYS: u64 = 6;
+
+/// Inserts replace values while the writer takes those into a batch.
+#[test]
+fn inserted_values_are_written_after_those_whose_writes_begin() {
+    check(1200, || {
+        let device = shuttle::sync::Arc::new(PageMapDevice::new(BYTES, Pages::new()));
+        let fixture = open(device, true, 512 << 10);
+        (0..BATCH_KEYS).for_each(|key| fixture.cache.insert(key, 1).unwrap());
+        fixture.offer();
+        (0..BATCH_KEYS).for_each(|key| fixture.cache.insert(key, 2).unwrap());
+        write_all(&fixture);
+        let (flushed, _) = fixture.crash();
+        end(fixture);
+        assert_after_crash(flushed, BATCH_KEYS, 2);
     });
 }
 
