@@ -233,7 +233,8 @@ impl<K: Key, V: Send + Sync + 'static> LoadGuard<K, V> {
     }
 
     /// Notes that the secondary cache has, or may have, a block of the key that it does not supply.
-    /// If the load provides a value, [`SecondaryCache::superseded`] tells it.
+    /// If the load provides a value, and the key was not changed meanwhile,
+    /// [`SecondaryCache::superseded`] tells it.
     ///
     /// [`SecondaryCache::superseded`]: crate::SecondaryCache::superseded
     pub fn supersede(&mut self) {
@@ -278,7 +279,7 @@ impl<K: Key, V: Send + Sync + 'static> LoadGuard<K, V> {
         // SAFETY: the guard's pin keeps the cache alive.
         let (inner, header) = unsafe { (self.inner.as_ref(), self.header.as_ref()) };
         let this = std::mem::ManuallyDrop::new(self);
-        if this.supersedes {
+        if this.supersedes && !Self::is_outdated(header.state()) {
             // Before anyone can find the value.
             inner.notify_superseded(this.key());
         }
@@ -302,6 +303,12 @@ impl<K: Key, V: Send + Sync + 'static> LoadGuard<K, V> {
         }
         // SAFETY: the guard's pin is handed over; the header is filled.
         unsafe { OwnedRef::from_pin(inner, this.header) }
+    }
+
+    /// Whether the key was changed during the load. Then what the secondary cache has of it may be
+    /// newer than the value of the load. After a sweep that only cleared memory it is not.
+    fn is_outdated(state: HeaderState) -> bool {
+        state.has(RETIRED) && matches!(state.cause(), Cause::Removed | Cause::Replaced)
     }
 
     /// Makes a filled but uncached block available to its waiters.

@@ -92,7 +92,8 @@ pub trait SecondaryCache<K: Key, V: Send + Sync + 'static>: Send + Sync + 'stati
 
     /// Reports that a load provides a value of the key, after the secondary cache has declined or
     /// withdrawn it and said that it may have a block: by [`LoadGuard::supersede`], or by many
-    /// withdrawals. Also if it was not asked, as by [`begin_new`](crate::Cache::begin_new).
+    /// withdrawals. Also if it was not asked, as by [`begin_new`](crate::Cache::begin_new). Not if
+    /// the key was inserted or removed during the load.
     ///
     /// The value is newer, unless keys name immutable content. So do not return the block any more,
     /// as long as this process runs. The load has not ended. Must not block.

@@ -76,3 +76,39 @@ fn a_load_that_supersedes_a_block_tells_the_secondary_cache_when_it_has_a_value(
     cache.close();
     audit(&cache);
 }
+
+#[test]
+fn a_load_whose_key_was_changed_meanwhile_supersedes_nothing() {
+    let holder = Arc::new(Holder::default());
+    let cache = Cache::<u64, u64>::builder()
+        .capacity(100)
+        .weigher(|_, _| 1)
+        .reclaim(Reclaim::Inline)
+        .secondary_cache(holder.clone())
+        .build()
+        .unwrap();
+    let told = || std::mem::take(&mut *holder.superseded.lock().unwrap());
+    let begin = |key| match cache.begin(key, 1, Attributes::DATA).unwrap() {
+        Begin::Vacant(guard) => guard,
+        other => panic!("{key} is not in memory: {other:?}"),
+    };
+    let guard = begin(2);
+    cache.insert(2, 5).unwrap();
+    guard.publish(4);
+    assert_eq!(cache.get(&2).as_deref(), Some(&5));
+    let guard = begin(4);
+    assert!(cache.remove(&4).is_none());
+    guard.publish(4);
+    assert!(cache.get(&4).is_none());
+    let guard = begin(6);
+    cache.remove_all_from_memory(|key| *key == 6);
+    guard.publish(6);
+    assert!(told().is_empty(), "the secondary cache has forgotten what was older");
+    // It has not when memory alone is cleared, and the caller gets the newer value.
+    let guard = begin(8);
+    cache.clear();
+    assert_eq!(*guard.publish(8), 8);
+    assert_eq!(told(), [8]);
+    cache.close();
+    audit(&cache);
+}

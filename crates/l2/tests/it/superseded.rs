@@ -218,6 +218,30 @@ fn a_new_value_of_a_guard_replaces_that_of_the_device() {
     fixture.close();
 }
 
+#[test]
+fn a_load_whose_key_was_inserted_meanwhile_leaves_the_newer_block() {
+    let device = memory(DEVICE_BYTES);
+    let fixture = Fixture::create(&device, &options());
+    fixture.insert(1, 1, 100);
+    fixture.spill();
+    let begin = || match fixture.cache.begin_new(1, 64, Attributes::DATA).unwrap() {
+        Begin::Vacant(guard) => guard,
+        other => panic!("it is not in memory: {other:?}"),
+    };
+    let guard = begin();
+    fixture.insert(1, 3, 100);
+    fixture.spill();
+    guard.publish(Value::new(1, 2, 100));
+    assert_eq!(fixture.get(1).map(|value| value.version), Some(3));
+    fixture.cache.clear();
+    // A caller has got this one, so the older one is outdated.
+    let guard = begin();
+    fixture.cache.clear();
+    guard.publish(Value::new(1, 4, 100));
+    assert_eq!(fixture.get(1), None);
+    fixture.close();
+}
+
 /// All memory of an arena.
 fn exhaust(arena: &Arc<Arena>) -> Vec<Buffer> {
     let mut held = Vec::new();
