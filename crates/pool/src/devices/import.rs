@@ -288,8 +288,7 @@ fn check_apart(labelled: &[(Opened, Label)], newest: &Config) -> Result<()> {
 }
 
 /// The side that was written without the one with this label, which is behind, if that one was also
-/// written without it. If a side that has all blocks was there when the label was written, it knows
-/// all that the other did.
+/// written without it.
 fn written_apart<'a>(
     label: &Label,
     labelled: &'a [(Opened, Label)],
@@ -306,6 +305,14 @@ pub(super) fn rival_of(
     newest: &Config,
     is_there: &dyn Fn(u64) -> bool,
 ) -> Option<u64> {
+    // A side that has all blocks was there when the label was written: it knows all that the other
+    // did. This is so even if the label claims txgs that the side is said to miss: a crash may
+    // leave the labels that end a resilver on this side only.
+    let siblings = &label.config.vdev(label.number)?.leaves;
+    let is_whole = |guid| newest.leaves().any(|leaf| leaf.guid == guid && leaf.missed.is_none());
+    if siblings.iter().any(|one| is_whole(one.guid) && !is_behind(&label.config, one.guid)) {
+        return None;
+    }
     // It had all blocks when a txg was durable that it is said to miss. The others were no sides
     // any more: its label need not list them.
     let own = label.own();
@@ -315,11 +322,6 @@ pub(super) fn rival_of(
         let mut rivals = newest.numbered().map(|(_, vdev)| vdev).find(is_of)?.leaves.iter();
         let is_rival = |one: &&LeafConfig| is_there(one.guid) && !is_behind(newest, one.guid);
         return rivals.find(is_rival).map(|one| one.guid);
-    }
-    let siblings = &label.config.vdev(label.number)?.leaves;
-    let is_whole = |guid| newest.leaves().any(|leaf| leaf.guid == guid && leaf.missed.is_none());
-    if siblings.iter().any(|one| is_whole(one.guid) && !is_behind(&label.config, one.guid)) {
-        return None;
     }
     let apart = |other: &&LeafConfig| {
         is_behind(&label.config, other.guid) && !is_behind(newest, other.guid)

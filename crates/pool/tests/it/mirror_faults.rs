@@ -301,6 +301,41 @@ fn of_three_sides_one_with_an_old_label_is_no_other_pool() {
     pool.export().expect("exported");
 }
 
+/// A power cut between the labels that end a resilver: only those of the side that was behind say
+/// that it has all blocks.
+#[test]
+fn a_side_whose_own_labels_alone_call_it_whole_was_not_used_apart() {
+    let rig = Rig::new(2);
+    let pool = rig.create(2);
+    let number = fill(&pool, 10);
+    pool.export().expect("exported");
+    let pool = rig.import(&[0]).expect("it is whole");
+    overwrite(&pool, number, 10, 1);
+    pool.export().expect("exported");
+    let pool = rig.import(&[0, 1]).expect("one is whole");
+    overwrite(&pool, number, 10, 2);
+    let before = rig.image(0);
+    pool.start_resilver().expect("it can be written");
+    assert_eq!(pool.wait_resilver().lost, 0);
+    assert_eq!(states(&pool), [LeafState::Online; 2]);
+    pool.abandon();
+    for label in [0, SIZE - LABEL_BYTES] {
+        let config = label as usize..(label + HEARTBEAT_OFFSET) as usize;
+        put(&rig.media[0], label, &before[config]);
+    }
+    let pool = rig.import(&[0]).expect("it is whole");
+    overwrite(&pool, number, 10, 3);
+    pool.export().expect("exported");
+    let pool = rig.import(&[0, 1]).expect("only one was used without the other");
+    assert_eq!(states(&pool), [LeafState::Online, LeafState::Degraded]);
+    pool.start_resilver().expect("it can be written");
+    assert_eq!(pool.wait_resilver().lost, 0);
+    pool.export().expect("exported");
+    let pool = rig.import(&[1]).expect("it is whole");
+    verify(&pool, number, 10, 3);
+    pool.export().expect("exported");
+}
+
 /// A flush fails on both sides during a scrub, and what had been healed is lost.
 #[test]
 fn a_scrub_heals_again_what_a_failed_flush_may_have_lost() {
