@@ -168,12 +168,10 @@ impl CrashTest {
         let cache = fixture::cache(self.cache_bytes());
         let mut hits = 0;
         for number in only.map_or(0..self.images, |only| only..only + 1) {
-            let hint = ReproHint { seed: self.seed, number: Some(number) };
             let mut rng = SmallRng::from_seed(self.seed ^ (number + 1).wrapping_mul(0x9e37_79b9));
             let crash_image = CrashImage::new(&done, &mut rng);
-            if only.is_some() {
-                println!("{crash_image:?}");
-            }
+            let image = Some((number, format!("{crash_image:?}")));
+            let hint = ReproHint { seed: self.seed, image };
             hits += verify::verify(self, &done, &crash_image, &cache, &mut rng);
             drop(hint);
         }
@@ -187,7 +185,7 @@ impl CrashTest {
 
     /// Does the work.
     fn work(&self) -> RecordedRun {
-        let hint = ReproHint { seed: self.seed, number: None };
+        let hint = ReproHint { seed: self.seed, image: None };
         let Recorders { cuts, recorded, store, object_device, devices } = self.recorders();
         let cache = fixture::cache(self.cache_bytes());
         let settings = self.settings();
@@ -398,17 +396,21 @@ pub(crate) struct RecordedRun {
     pub(crate) recordings: Vec<Recording>,
 }
 
-/// Prints how to repeat a test that panics.
+/// Prints how to repeat a test that panics, and the image: the result may not depend on the seed
+/// alone.
 struct ReproHint {
     seed: u64,
-    number: Option<u64>,
+    image: Option<(u64, String)>,
 }
 
 impl Drop for ReproHint {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let image = self.number.map(|number| format!("FOREBAY_IMAGE={number} "));
-            eprintln!("repeat with: {}FOREBAY_SEED={}", image.unwrap_or_default(), self.seed);
+            let Self { seed, image } = self;
+            let Some((number, image)) = image else {
+                return eprintln!("repeat with: FOREBAY_SEED={seed}");
+            };
+            eprintln!("{image}\nrepeat with: FOREBAY_IMAGE={number} FOREBAY_SEED={seed}");
         }
     }
 }

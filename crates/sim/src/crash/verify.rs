@@ -35,7 +35,13 @@ pub(super) fn verify(
     let to_look_at = image.to_look_at(&devices);
     let txg = without_replay(test, done, crash_image, &to_look_at, &options);
     if test.tree != TreeChange::None {
-        with_one_less(test, done, crash_image, (txg, &options), rng);
+        // An absent side may have the newest uberblock.
+        let all = labelled(&crash_image.devices(done, test).all()[..test.members()], cache);
+        let newest = match absent {
+            Some(_) => without_replay(test, done, crash_image, &image.to_look_at(&all), &options),
+            None => txg,
+        };
+        with_one_less(test, done, crash_image, (newest, &options), rng);
     }
     let pool = fixture::import_with(&devices, &l2_devices, &options)
         .unwrap_or_else(|error| panic!("{crash_image:?}: the import: {error:?}"));
