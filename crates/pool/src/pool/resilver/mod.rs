@@ -240,11 +240,12 @@ impl PoolInner {
     /// meanwhile, the devices still miss blocks afterwards.
     fn resilver_once(self: &Arc<Self>) -> Result<bool> {
         let _job = self.scrub.begin_job(self)?;
+        // A device that comes back from here on is one that the walk may not have covered.
+        let began = Conditions::now(&self.devices);
         // What a device misses ends with the txg after the one that is open when it comes back.
         self.txgs.sync_now()?;
         let until = self.txgs.synced_txg();
         let Some(oldest) = self.devices.missed_from() else { return Ok(true) };
-        let began = Conditions::now(&self.devices);
         let clocked = Clocked::Until(self.clock.now_ns());
         let mut resilverer = Resilverer::new(self, (oldest, until), clocked);
         // It misses all blocks.
