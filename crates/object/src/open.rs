@@ -244,7 +244,7 @@ pub(crate) async fn take_over(
     Err(taken_over(loader, &known.content))
 }
 
-fn taken_over(loader: &Loader, by: &Super) -> Error {
+pub(crate) fn taken_over(loader: &Loader, by: &Super) -> Error {
     let store = loader.store.to_string();
     Error::TakenOver { store, owner: by.owner.clone(), epoch: by.epoch }
 }

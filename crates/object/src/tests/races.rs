@@ -157,6 +157,93 @@ fn a_host_whose_pool_was_destroyed_cannot_harm_the_next_one() {
     });
 }
 
+/// Destroys the store of a host that is paused as soon as something was deleted. Ends with it.
+async fn destroy_paused(host: &Arc<SimulatedStore>) -> tokio::task::JoinHandle<Result<u64, Error>> {
+    let before = host.memory().objects().len();
+    let shared: Arc<dyn ObjectStore> = host.clone();
+    // A few requests at a time, which end however long the pause is.
+    let long = Duration::from_secs(3600);
+    let options = Options { puts: 1, gets: 1, request_timeout: long, ..options("slow", 2) };
+    let options = Options { read_budget: long, open_budget: long, ..options };
+    let destroyed = tokio::spawn(crate::destroy::destroy(shared, "test", options));
+    while host.memory().objects().len() >= before {
+        assert!(!destroyed.is_finished(), "nothing was deleted");
+        tokio::time::sleep(Duration::from_micros(100)).await;
+    }
+    host.set_paused(true);
+    destroyed
+}
+
+/// Uses a new pool while a host goes on that was destroying the one before.
+async fn use_while_it_goes_on(
+    new: &Session,
+    paused: &SimulatedStore,
+    destroyed: tokio::task::JoinHandle<Result<u64, Error>>,
+) -> Error {
+    for tag in 1..20 {
+        new.write(MUTABLE_BYTES + tag * SECTOR, 1, tag).await.unwrap();
+        new.write(LABEL, 1, tag).await.unwrap();
+        new.flush().await.unwrap();
+        paused.set_paused(false);
+    }
+    destroyed.await.unwrap().unwrap_err()
+}
+
+async fn expect_used(new: &Session) {
+    for tag in 1..20 {
+        new.expect(MUTABLE_BYTES + tag * SECTOR, 1, tag).await;
+    }
+}
+
+#[test]
+fn a_host_that_was_paused_while_it_destroyed_leaves_the_next_pool_alone() {
+    for seed in 0..20 {
+        let memory = MemoryStore::new();
+        let host = |at| SimulatedStore::new(Arc::clone(&memory), network(seed), seed + at);
+        simulate(async {
+            let (one, two) = (host(0), host(1000));
+            let old = Session::create(&two, options("old", seed)).await;
+            for tag in 0..10 {
+                old.write(MUTABLE_BYTES + tag * SECTOR, 1, tag).await.unwrap();
+                old.flush_after_write().await.unwrap();
+            }
+            old.close().await;
+            let destroyed = destroy_paused(&one).await;
+            // Somebody else does so, too, and creates a pool there.
+            let shared: Arc<dyn ObjectStore> = two.clone();
+            crate::destroy::destroy(shared, "test", options("admin", 3)).await.unwrap();
+            let new = Session::create(&two, options("new", 1000 + seed)).await;
+            let error = use_while_it_goes_on(&new, &one, destroyed).await;
+            assert!(matches!(error, Error::TakenOver { .. }), "{error}");
+            let next = Session::open(&two, options("next", 2000 + seed)).await.unwrap();
+            expect_used(&new).await;
+            expect_used(&next).await;
+        });
+    }
+}
+
+#[test]
+fn a_pool_that_is_created_while_leftovers_are_deleted_is_left_alone() {
+    for seed in 0..20 {
+        let memory = MemoryStore::new();
+        let host = |at| SimulatedStore::new(Arc::clone(&memory), network(seed), seed + at);
+        simulate(async {
+            let (one, two) = (host(0), host(1000));
+            // What is left of a pool, and of a follower.
+            let leftovers = [crate::format::names::log(7, 0), crate::format::names::pin(7)];
+            leftovers.iter().for_each(|key| memory.set(key, vec![1]));
+            let destroyed = destroy_paused(&one).await;
+            memory.remove(&leftovers[0]);
+            let new = Session::create(&two, options("new", 1000 + seed)).await;
+            let error = use_while_it_goes_on(&new, &one, destroyed).await;
+            assert!(matches!(error, Error::TakenOver { .. }), "{error}");
+            let next = Session::open(&two, options("next", 2000 + seed)).await.unwrap();
+            expect_used(&new).await;
+            expect_used(&next).await;
+        });
+    }
+}
+
 impl Session {
     async fn flush_after_write(&self) -> Result<(), forebay_io::Error> {
         self.write(RING, 1, u64::MAX).await?;
