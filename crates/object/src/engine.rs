@@ -132,7 +132,7 @@ impl Engine {
             mutable: start.mutable,
             directories: Directories::default(),
             windows: BTreeMap::new(),
-            written: WrittenSectors::default(),
+            written: WrittenSectors::from(start.next_unused),
             next_unused: start.next_unused,
             unpublished: Vec::new(),
             removed: Vec::new(),

@@ -86,6 +86,12 @@ enum Novelty {
 }
 
 impl WrittenSectors {
+    /// That of a store whose addresses from `next_unused` on were never written. Those before get
+    /// no more writes: they may have been written by other owners.
+    pub(crate) fn from(next_unused: u64) -> Self {
+        Self { floor: State::window_of(next_unused / SECTOR_BYTES), ..Self::default() }
+    }
+
     /// Notes a write, if all its sectors are new.
     fn note(&mut self, sectors: Range<u64>) -> Novelty {
         if sectors.start / WINDOW_SECTORS < self.floor {

@@ -141,6 +141,37 @@ fn without_live_blocks_no_data_object_is_left() {
 }
 
 #[test]
+fn an_import_gives_bytes_back_although_it_publishes_few_labels() {
+    let memory = MemoryStore::new();
+    let store = SimulatedStore::new(Arc::clone(&memory), Network::GOOD, 1);
+    simulate(async {
+        let live = LiveSectors::new();
+        let session = Session::create(&store, options("one", 1)).await;
+        for window in 0..3 {
+            session.write(MUTABLE_BYTES + window * WINDOW_BYTES, 2048, window).await.unwrap();
+        }
+        session.write(LABEL, 1, 1).await.unwrap();
+        session.flush().await.unwrap();
+        session.close().await;
+        // The first is dead, the second almost, and the last one is alive.
+        live.set(MUTABLE_BYTES + WINDOW_BYTES, 4, true);
+        live.set(MUTABLE_BYTES + 2 * WINDOW_BYTES, 2048, true);
+        let session = Session::open(&store, options("two", 2)).await.unwrap();
+        session.clean(&live);
+        let next = session.engine.first_unused;
+        session.write(next, 8, 7).await.unwrap();
+        live.set(next, 8, true);
+        session.discard(MUTABLE_BYTES, 2048).await;
+        session.discard(MUTABLE_BYTES + WINDOW_BYTES + 4 * SECTOR, 2048 - 4).await;
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert!(data_bytes(&memory) < WINDOW_BYTES * 5 / 4, "{:?}", memory.objects());
+        session.expect(MUTABLE_BYTES + WINDOW_BYTES, 4, 1).await;
+        session.expect(MUTABLE_BYTES + 2 * WINDOW_BYTES, 2048, 2).await;
+        session.expect(next, 8, 7).await;
+    });
+}
+
+#[test]
 fn objects_that_are_far_from_each_other_are_not_merged() {
     let store = SimulatedStore::new(MemoryStore::new(), Network::GOOD, 1);
     simulate(async {
