@@ -13,7 +13,8 @@
 //! period that follows the next root.
 //!
 //! The cleaner rests three times as long as it works: a quarter of the time at most. What it reads
-//! meanwhile is read at the same time, see [`survey`].
+//! meanwhile is read at the same time, see [`survey`]. Objects that it could not clean, because the
+//! store was away, are tried again later, less and less often. The others do not wait for them.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -45,6 +46,10 @@ pub trait LiveRanges: Send + Sync {
 
 /// How long the cleaner sleeps when there is nothing to do.
 const IDLE: Duration = Duration::from_secs(1);
+/// How long objects that could not be cleaned are left alone at first.
+const RETRY: Duration = Duration::from_secs(60);
+/// How often that time doubles.
+const DOUBLINGS_MAX: u32 = 6;
 /// Neighbours with at most so many live sectors are merged along: many small flushes leave many
 /// small objects.
 const SMALL_SECTORS: u64 = WINDOW_SECTORS / 8;
@@ -57,18 +62,49 @@ const SPAN_MAX: u64 = 1 << 24;
 /// Cleans until the device is closed.
 pub(crate) async fn run(engine: Arc<Engine>, oracle: Arc<dyn LiveRanges>) {
     let cleaner = Cleaner { engine: Arc::clone(&engine), oracle };
+    let mut retries = Retries::default();
     loop {
         let before = now();
         let searched = engine.lock().searched;
         let done = searched && cleaner.step().await;
         {
-            let state = engine.lock();
+            let mut state = engine.lock();
             if state.closing || state.fenced.is_some() {
                 return;
             }
+            retries.look(&mut state, done);
         }
         let worked = now() - before;
         sleep(if done { worked * 3 } else { IDLE }).await;
+    }
+}
+
+/// When the objects are tried again that could not be cleaned.
+#[derive(Default)]
+struct Retries {
+    due: Option<Instant>,
+    failures: u32,
+}
+
+impl Retries {
+    /// Lets objects be tried again if it is time. `done` says whether there was anything to clean.
+    fn look(&mut self, state: &mut State, done: bool) {
+        let now = now();
+        match self.due {
+            Some(due) if now < due => {}
+            Some(_) => {
+                self.due = None;
+                let again = std::mem::take(&mut state.unclean);
+                state.to_clean.extend(again);
+            }
+            None if !state.unclean.is_empty() => {
+                self.due = Some(now + RETRY * (1 << self.failures));
+                self.failures = DOUBLINGS_MAX.min(self.failures + 1);
+            }
+            None if done => {}
+            // All have been cleaned.
+            None => self.failures = 0,
+        }
     }
 }
 
@@ -89,7 +125,10 @@ impl Cleaner {
         match self.clean(&run).await {
             Ok(()) => {}
             Err(error) => {
-                tracing::warn!(store = %self.engine.name, error, "objects are left as they are");
+                let text = "objects are left as they are for now";
+                tracing::warn!(store = %self.engine.name, error, text);
+                let firsts = run.iter().map(|object| object.first);
+                self.engine.lock().unclean.extend(firsts);
             }
         }
         true

@@ -96,6 +96,8 @@ pub(crate) struct State {
     pub(crate) merging: bool,
     /// First sectors of objects for the cleaner to look at: half of them was discarded.
     pub(crate) to_clean: BTreeSet<u64>,
+    /// First sectors of objects that the cleaner has tried in vain. It looks at them later.
+    pub(crate) unclean: BTreeSet<u64>,
     pub(crate) reads: Vec<Request>,
     pub(crate) flushes: Vec<Request>,
     /// Requests of data, and flushes, that have not ended.
@@ -140,6 +142,7 @@ impl Engine {
             searched: false,
             merging: false,
             to_clean: BTreeSet::new(),
+            unclean: BTreeSet::new(),
             reads: Vec::new(),
             flushes: Vec::new(),
             in_flight: 0,

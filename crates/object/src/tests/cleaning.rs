@@ -1,6 +1,7 @@
 //! The cleaner gives up what is dead, and nothing else, although hosts pause and die.
 
 use forebay_base::rng::SmallRng;
+use forebay_base::sync::atomic::{AtomicBool, Ordering};
 use forebay_base::testing;
 
 use super::*;
@@ -168,6 +169,45 @@ fn an_import_gives_bytes_back_although_it_publishes_few_labels() {
         session.expect(MUTABLE_BYTES + WINDOW_BYTES, 4, 1).await;
         session.expect(MUTABLE_BYTES + 2 * WINDOW_BYTES, 2048, 2).await;
         session.expect(next, 8, 7).await;
+    });
+}
+
+/// Does not know what is live until it is told so.
+struct Hesitant(AtomicBool, Arc<LiveSectors>);
+
+impl LiveRanges for Hesitant {
+    fn live(&self, start: u64, end: u64) -> Result<Vec<(u64, u64)>, String> {
+        match self.0.load(Ordering::Relaxed) {
+            true => self.1.live(start, end),
+            false => Err("the space map cannot be read".to_owned()),
+        }
+    }
+}
+
+#[test]
+fn objects_that_could_not_be_cleaned_are_tried_again() {
+    let memory = MemoryStore::new();
+    let store = SimulatedStore::new(Arc::clone(&memory), Network::GOOD, 1);
+    simulate(async {
+        let session = Session::create(&store, options("one", 1)).await;
+        for window in 0..13 {
+            let offset = MUTABLE_BYTES + window * WINDOW_BYTES;
+            session.write(offset, if window == 0 { 2048 } else { 1 }, 1).await.unwrap();
+            session.write(LABEL, 1, window).await.unwrap();
+            session.flush().await.unwrap();
+        }
+        let live = LiveSectors::new();
+        (1..13).for_each(|window| live.set(MUTABLE_BYTES + window * WINDOW_BYTES, 1, true));
+        let oracle = Arc::new(Hesitant(AtomicBool::new(false), live));
+        drop(tokio::spawn(cleaner::run(Arc::clone(&session.engine), oracle.clone())));
+        session.discard(MUTABLE_BYTES, 2048).await;
+        tokio::time::sleep(Duration::from_secs(30)).await;
+        assert!(data_bytes(&memory) > WINDOW_BYTES);
+        // It has been tried, and is no more in the way of others.
+        assert!(session.engine.lock().to_clean.is_empty());
+        oracle.0.store(true, Ordering::Relaxed);
+        tokio::time::sleep(Duration::from_secs(600)).await;
+        assert!(data_bytes(&memory) < WINDOW_BYTES, "{:?}", memory.objects());
     });
 }
 
