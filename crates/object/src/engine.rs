@@ -361,7 +361,7 @@ impl Engine {
 impl State {
     /// Notes an object whose put has ended.
     pub(crate) fn add_object(&mut self, object: Object) {
-        let end = object.end() * SECTOR_BYTES;
+        let end = object.end_byte();
         self.next_unused = self.next_unused.max(end);
         self.map.insert(object);
         self.unpublished.push(object);

@@ -44,6 +44,11 @@ impl Object {
         self.first + u64::from(self.span)
     }
 
+    /// One past the address of its last byte.
+    pub(crate) fn end_byte(&self) -> u64 {
+        self.end() * SECTOR_BYTES
+    }
+
     /// Whether it holds all sectors of its span, in order.
     pub(crate) fn is_dense(&self) -> bool {
         self.span == u32::from(self.payload_sectors)
@@ -143,6 +148,11 @@ impl Map {
             }
         }
         found
+    }
+
+    /// The dense object that holds `sector`.
+    pub(crate) fn dense_at(&self, sector: u64) -> Option<Object> {
+        self.candidates(sector).into_iter().find(Object::is_dense)
     }
 
     /// Adds an object. Returns the one with the same first sector, which it replaces.

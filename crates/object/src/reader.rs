@@ -1,8 +1,8 @@
 //! Reads of data: ranged gets of exactly the bytes that are asked for.
 //!
-//! Reads that are queued together and are neighbours in one dense object share a get, a
-//! [`Run`]. All others are gets of their own, all in flight at the same time. Read-ahead waits a
-//! moment for more of it, so that its gets are large.
+//! Reads that are queued together and are neighbours in one dense object share a get, a [`Run`],
+//! also with the parts of reads that are in two such objects. All others are gets of their own, all
+//! in flight at the same time. Read-ahead waits a moment for more of it: its gets are large then.
 //!
 //! An object may be gone because the cleaner has merged it: the read then resolves its address
 //! again. If the cleaner is that of another host, because this one has opened the store read-only,
@@ -25,7 +25,7 @@ use crate::format::directory::{self, bytes_of, checksum_of, directory_bytes};
 use crate::format::{FormatError, SECTOR_BYTES, WINDOW_BYTES, names};
 use crate::map::Object;
 use crate::open;
-use crate::run::Run;
+use crate::run::{Part, PartEnd, Run};
 use crate::store::{StoreError, StoreErrorKind};
 
 /// Times that an address is resolved.
@@ -81,23 +81,27 @@ impl Engine {
         reads.sort_unstable_by_key(Request::offset);
         let mut runs: Vec<Run> = Vec::new();
         let mut others = Vec::new();
-        let state = self.lock();
-        for request in reads {
-            let sector = request.offset() / SECTOR_BYTES;
-            let end = request.offset() + request.len();
-            let candidates = state.map.candidates(sector);
-            let dense = candidates.into_iter().find(Object::is_dense);
-            let Some(object) = dense.filter(|object| end <= object.end() * SECTOR_BYTES) else {
-                others.push(request);
-                continue;
-            };
+        let mut add = |object: Object, part: Part| {
             let added = match runs.last_mut() {
-                Some(run) => run.add(&object, request),
-                None => Err(request),
+                Some(run) => run.add(&object, part),
+                None => Err(part),
             };
             match added {
                 Ok(()) => self.count(ObjectCounters::COALESCED_READS, 1),
-                Err(request) => runs.push(Run::new(self, object, request)),
+                Err(part) => runs.push(Run::new(self, object, part)),
+            }
+        };
+        let state = self.lock();
+        for request in reads {
+            match state.map.dense_at(request.offset() / SECTOR_BYTES) {
+                Some(object) if request.offset() + request.len() <= object.end_byte() => {
+                    add(object, Part::Whole(request));
+                }
+                Some(object) => match Part::split(&state.map, object, request) {
+                    Ok(parts) => parts.into_iter().for_each(|(object, part)| add(object, part)),
+                    Err(request) => others.push(request),
+                },
+                None => others.push(request),
             }
         }
         drop(state);
@@ -113,20 +117,35 @@ impl Engine {
         let persist = Persist::Budget(self.options.read_budget);
         let key = names::data(&run.object);
         let read = self.client.read_range(&key, || run.rest(), &run, persist).await;
-        match read {
-            Ok(()) => {}
-            Err(error) if error.kind() == StoreErrorKind::NotFound => {
-                for request in run.into_reads() {
+        let end = match read {
+            Ok(()) => return,
+            Err(error) if error.kind() == StoreErrorKind::NotFound => PartEnd::Gone,
+            Err(error) => PartEnd::Failed(key, error),
+        };
+        self.end_parts(run.into_parts(), &end);
+    }
+
+    /// Ends parts of reads. A read ends with its last part.
+    pub(crate) fn end_parts(
+        self: &Arc<Self>,
+        parts: impl IntoIterator<Item = Part>,
+        end: &PartEnd,
+    ) {
+        let mut ended = Vec::new();
+        for (request, end) in parts.into_iter().filter_map(|part| part.end(end)) {
+            match end {
+                PartEnd::Filled => ended.push((request, Ok(()))),
+                PartEnd::Gone => {
                     self.spawn(|engine| async move { engine.read_resolved(request).await });
                 }
-            }
-            Err(error) => {
-                let failed = |request| {
+                PartEnd::Failed(key, error) => {
                     let failed = self.read_failed(&request, &key, &error);
-                    (request, Err(failed))
-                };
-                self.finish(run.into_reads().into_iter().map(failed).collect());
+                    ended.push((request, Err(failed)));
+                }
             }
+        }
+        if !ended.is_empty() {
+            self.finish(ended);
         }
     }
 

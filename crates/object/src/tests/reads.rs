@@ -8,17 +8,22 @@ use forebay_base::sync::{Arc, Mutex};
 use forebay_io::{Pending, Priority, Request};
 use futures_util::FutureExt;
 
-use super::{Host, SECTOR, Session, options, simulate};
+use super::{Host, SECTOR, Session, options, pattern, simulate};
 use crate::decorator::StoreDecorator;
-use crate::format::MUTABLE_BYTES;
+use crate::format::{MUTABLE_BYTES, WINDOW_BYTES, names};
 use crate::memory::MemoryStore;
-use crate::simulated::Network;
+use crate::simulated::{Network, SimulatedStore};
 use crate::store::{ObjectStore, Sink, StoreError, StoreErrorKind, StoreFuture};
 
 impl Session {
     /// Starts a read of a sector.
     fn begin(&self, at: u64, priority: Priority) -> Pending {
-        let read = Request::read(MUTABLE_BYTES + at * SECTOR, self.buffer(SECTOR));
+        self.begin_block(at, 1, priority)
+    }
+
+    /// Starts a read of some sectors.
+    fn begin_block(&self, at: u64, sectors: u64, priority: Priority) -> Pending {
+        let read = Request::read(MUTABLE_BYTES + at * SECTOR, self.buffer(sectors * SECTOR));
         let (request, pending) = read.with_priority(priority).pending();
         self.engine.submit(request);
         pending
@@ -75,6 +80,96 @@ fn a_read_that_is_needed_now_waits_for_nothing() {
                 other.await.result.unwrap();
             }
         }
+    });
+}
+
+/// Sectors of a block that ends at no end of an object.
+const BLOCK: u64 = 96;
+/// Sectors of three objects, in a whole number of blocks.
+const THREE: u64 = 3 * WINDOW_BYTES / SECTOR;
+
+/// A host with three objects without gaps.
+async fn with_three_objects() -> Host {
+    let host = Host::new(options("one", 1)).await;
+    for window in 0..3 {
+        let at = MUTABLE_BYTES + window * WINDOW_BYTES;
+        host.session.write(at, WINDOW_BYTES / SECTOR, 1).await.unwrap();
+    }
+    assert_eq!(host.session.engine.lock().map.len(), 3);
+    host
+}
+
+/// Ends reads of all blocks, one after the other, and compares their bytes.
+async fn expect_blocks(reads: Vec<Pending>) {
+    for (block, read) in (0..).zip(reads) {
+        let bytes = read.await.into_buffer().unwrap();
+        let sectors = (MUTABLE_BYTES / SECTOR + block * BLOCK..).zip(bytes.chunks(SECTOR as usize));
+        for (sector, chunk) in sectors {
+            assert!(chunk == pattern(sector, 1), "sector {sector}");
+        }
+    }
+}
+
+fn begin_blocks(session: &Session, priority: Priority) -> Vec<Pending> {
+    let begin = |at: u64| session.begin_block(at * BLOCK, BLOCK, priority);
+    (0..THREE / BLOCK).map(begin).collect()
+}
+
+#[test]
+fn a_block_in_two_objects_shares_the_gets_of_its_neighbours() {
+    simulate(async {
+        let Host { session, .. } = with_three_objects().await;
+        for priority in [Priority::AsyncRead, Priority::SyncRead] {
+            let before = session.counter("requests");
+            expect_blocks(begin_blocks(&session, priority)).await;
+            assert_eq!(session.counter("requests") - before, 3, "one for each object");
+        }
+        // Alone, both halves are read at the same time.
+        let before = session.counter("requests");
+        let block = WINDOW_BYTES / SECTOR / BLOCK;
+        let read = session.begin_block(block * BLOCK, BLOCK, Priority::SyncRead);
+        assert_eq!(read.await.into_buffer().unwrap().len() as u64, BLOCK * SECTOR);
+        assert_eq!(session.counter("requests") - before, 2);
+        // So are all of them.
+        session.expect(MUTABLE_BYTES + 5 * SECTOR, THREE - 9, 1).await;
+        assert_eq!(session.counter("requests") - before, 5);
+    });
+}
+
+#[test]
+fn a_block_in_two_objects_is_whole_whatever_happens_to_its_gets() {
+    for seed in 0..30 {
+        let memory = MemoryStore::new();
+        let store = SimulatedStore::new(Arc::clone(&memory), Network::GOOD, seed);
+        simulate(async {
+            let session = Session::create(&store, options("one", seed)).await;
+            session.write(MUTABLE_BYTES, THREE, 1).await.unwrap();
+            // An answer says that an object is gone, and bodies are cut.
+            store.hide(seed % 4);
+            store.set_network(Network { cut: 300, refused: 200, ..Network::GOOD });
+            expect_blocks(begin_blocks(&session, Priority::AsyncRead)).await;
+        });
+    }
+}
+
+#[test]
+fn a_block_fails_once_if_one_of_its_objects_is_lost() {
+    simulate(async {
+        let Host { memory, session, .. } = with_three_objects().await;
+        let lost = session.engine.lock().map.get((MUTABLE_BYTES + WINDOW_BYTES) / SECTOR).copied();
+        let lost = names::data(&lost.unwrap());
+        memory.remove(&lost);
+        let mut failed = 0;
+        for read in begin_blocks(&session, Priority::AsyncRead) {
+            if let Err(error) = read.await.result {
+                assert!(error.to_string().contains(&lost), "{error}");
+                failed += 1;
+            }
+        }
+        // Those that lie in it, at least in part.
+        let window = WINDOW_BYTES / SECTOR;
+        assert_eq!(failed, (2 * window).div_ceil(BLOCK) - window / BLOCK);
+        assert_eq!(session.engine.lock().in_flight, 0);
     });
 }
 
@@ -146,7 +241,7 @@ fn a_read_ends_when_its_bytes_are_there_though_more_are_to_come() {
         assert!((&mut third).now_or_never().is_none(), "it lacks bytes");
         store.hesitates.store(false, Ordering::Relaxed);
         let third = third.await.into_buffer().unwrap();
-        assert_eq!(*third, super::pattern(MUTABLE_BYTES / SECTOR + 2, 1));
+        assert_eq!(*third, pattern(MUTABLE_BYTES / SECTOR + 2, 1));
         assert_eq!(session.counter("requests") - before, 1);
     });
 }
