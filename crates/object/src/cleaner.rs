@@ -210,7 +210,7 @@ impl Cleaner {
         put.map_err(|error| error.to_string())?;
         self.engine.count(ObjectCounters::MERGED_OBJECTS, count);
         self.engine.count(ObjectCounters::MERGED_BYTES, object.payload_bytes());
-        self.engine.lock().directories.insert(&object, &Arc::new(extents));
+        self.engine.directories.insert(&object, &Arc::new(extents));
         self.replace(objects, Some(object));
         self.engine.lock().merging = false;
         Ok(())

@@ -1,13 +1,14 @@
 //! Directories of objects with gaps, in memory as long as there is room for them.
 //!
 //! A dense object needs none: its sectors are in the order of their addresses. The oldest
-//! directories give way.
+//! directories give way. No two objects of a store have the same key, so all views of a follower
+//! share them.
 //!
-//! Locking: none; its owner has a lock.
+//! Locking: `object-directories`, a leaf lock, held for a look or an insert.
 
 use std::collections::{HashMap, VecDeque};
 
-use forebay_base::sync::Arc;
+use forebay_base::sync::{Arc, Mutex};
 
 use crate::format::directory::Extent;
 use crate::map::Object;
@@ -19,8 +20,10 @@ const BYTES_MAX: usize = 32 << 20;
 pub(crate) type Extents = Arc<Vec<Extent>>;
 
 /// Directories by object.
+pub(crate) struct Directories(Mutex<Table>);
+
 #[derive(Debug, Default)]
-pub(crate) struct Directories {
+struct Table {
     known: HashMap<Key, Extents>,
     ages: VecDeque<Key>,
     bytes: usize,
@@ -37,11 +40,21 @@ fn bytes_of(extents: &Extents) -> usize {
 }
 
 impl Directories {
-    pub(crate) fn get(&self, object: &Object) -> Option<Extents> {
-        self.known.get(&key_of(object)).cloned()
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self(Mutex::named("object-directories", Table::default())))
     }
 
-    pub(crate) fn insert(&mut self, object: &Object, extents: &Extents) {
+    pub(crate) fn get(&self, object: &Object) -> Option<Extents> {
+        self.0.lock().known.get(&key_of(object)).cloned()
+    }
+
+    pub(crate) fn insert(&self, object: &Object, extents: &Extents) {
+        self.0.lock().insert(object, extents);
+    }
+}
+
+impl Table {
+    fn insert(&mut self, object: &Object, extents: &Extents) {
         if self.known.insert(key_of(object), Arc::clone(extents)).is_some() {
             return;
         }
@@ -65,7 +78,7 @@ mod tests {
         let extents =
             |len| Arc::new(vec![Extent { start: 0, sectors: 1, offset: 0, checksum: 0 }; len]);
         let object = |first| Object { first, ..Object::default() };
-        let mut directories = Directories::default();
+        let directories = Directories::new();
         let large = extents(2048);
         let fits = BYTES_MAX / bytes_of(&large);
         for first in 0..fits as u64 + 1 {
@@ -73,7 +86,8 @@ mod tests {
         }
         assert!(directories.get(&object(0)).is_none());
         assert!(directories.get(&object(1)).is_some());
-        assert!(directories.bytes <= BYTES_MAX);
-        assert_eq!(directories.known.len(), directories.ages.len());
+        let table = directories.0.lock();
+        assert!(table.bytes <= BYTES_MAX);
+        assert_eq!(table.known.len(), table.ages.len());
     }
 }

@@ -60,6 +60,7 @@ pub(crate) struct Engine {
     /// Addresses from here on had never been written when the store was opened.
     pub(crate) first_unused: u64,
     pub(crate) runtime: Handle,
+    pub(crate) directories: Arc<Directories>,
     state: Mutex<State>,
     pub(crate) flush_wanted: Notify,
     pub(crate) reads_wanted: Notify,
@@ -78,7 +79,6 @@ pub(crate) struct State {
     /// Of a reader: the owner has freed what was read.
     pub(crate) lost: bool,
     pub(crate) mutable: Mutable,
-    pub(crate) directories: Directories,
     /// Windows that wait for more writes.
     pub(crate) windows: BTreeMap<u64, Window>,
     pub(crate) written: WrittenSectors,
@@ -118,6 +118,7 @@ pub(crate) struct Start {
     pub(crate) store_guid: u64,
     pub(crate) read_only: bool,
     pub(crate) follows: bool,
+    pub(crate) directories: Arc<Directories>,
 }
 
 impl Engine {
@@ -132,7 +133,6 @@ impl Engine {
             fallback: Map::default(),
             lost: false,
             mutable: start.mutable,
-            directories: Directories::default(),
             windows: BTreeMap::new(),
             written: WrittenSectors::from(start.next_unused),
             next_unused: start.next_unused,
@@ -161,6 +161,7 @@ impl Engine {
             follows: start.follows,
             first_unused: start.next_unused,
             runtime: Handle::current(),
+            directories: start.directories,
             state: Mutex::named("object-state", state),
             flush_wanted: Notify::new(),
             reads_wanted: Notify::new(),

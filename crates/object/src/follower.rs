@@ -24,6 +24,7 @@ use crate::cleaner::now;
 use crate::client::{Client, Persist};
 use crate::conditional::KnownSuper;
 use crate::device::{ObjectDevice, Threads, begin_follower};
+use crate::directories::Directories;
 use crate::engine::{Engine, Start};
 use crate::error::{At, Error, in_time};
 use crate::format::envelope::{self, Identity, Kind};
@@ -76,6 +77,8 @@ pub(crate) struct Following {
     loader: Loader,
     options: Options,
     nonce: u128,
+    /// Of all views.
+    directories: Arc<Directories>,
     state: tokio::sync::Mutex<FollowerState>,
     pinning: tokio::sync::Mutex<Pinning>,
     told: Mutex<Told>,
@@ -222,6 +225,7 @@ impl Following {
             loader,
             options,
             nonce,
+            directories: Directories::new(),
             state: tokio::sync::Mutex::new(state),
             pinning: tokio::sync::Mutex::default(),
             told: Mutex::named("object-follower", told),
@@ -326,6 +330,7 @@ impl Following {
             store_guid: content.store_guid,
             read_only: true,
             follows: true,
+            directories: Arc::clone(&self.directories),
         };
         let client = Arc::clone(&self.loader.client);
         let engine = Engine::new(&self.loader.store, client, self.options.clone(), start);

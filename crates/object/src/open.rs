@@ -19,6 +19,7 @@ use crate::client::{Client, Persist};
 use crate::conditional::{
     self, KnownSuper, Lost, SuperError, read_super, read_super_after, seal_super, swap_super,
 };
+use crate::directories::Directories;
 use crate::engine::{Engine, Start};
 use crate::error::{At, Error};
 use crate::format::envelope::{self, Identity, Kind};
@@ -349,6 +350,16 @@ fn engine_of(
 ) -> (Arc<Engine>, crate::format::root::Chain) {
     let Loaded { chain, map, mutable, next_unused } = loaded;
     let Super { epoch, store_guid, .. } = known.content;
-    let start = Start { map, mutable, next_unused, epoch, store_guid, read_only, follows: false };
+    let directories = Directories::new();
+    let start = Start {
+        map,
+        mutable,
+        next_unused,
+        epoch,
+        store_guid,
+        read_only,
+        follows: false,
+        directories,
+    };
     (Engine::new(&loader.store, loader.client, options, start), chain)
 }

@@ -295,14 +295,14 @@ impl Engine {
 
     /// The extents of an object with gaps.
     async fn directory(&self, object: &Object) -> Result<Extents, ReadError> {
-        if let Some(extents) = self.lock().directories.get(object) {
+        if let Some(extents) = self.directories.get(object) {
             return Ok(extents);
         }
         self.count(ObjectCounters::DIRECTORIES_FETCHED, 1);
         let persist = Persist::Budget(self.options.read_budget);
         let fetched = self.fetch_directory(object, persist).await;
         let extents = fetched.map_err(|error| ReadError::Store(names::data(object), error))?;
-        self.lock().directories.insert(object, &extents);
+        self.directories.insert(object, &extents);
         Ok(extents)
     }
 

@@ -91,7 +91,7 @@ impl Engine {
             let bytes = 0..payload.len() as u64;
             vec![(Part { extents: extents.to_vec(), bytes }, payload)]
         } else {
-            let known = self.lock().directories.get(&object);
+            let known = self.directories.get(&object);
             let extents = match known {
                 Some(extents) => extents,
                 None => self.fetch_directory(&object, Persist::Background).await?,

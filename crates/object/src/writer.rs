@@ -215,6 +215,9 @@ impl Engine {
         body.push(directory::encode(&object, &extents).into());
         let key = names::data(&object);
         let result = self.client.put(&key, &Body::new(body), Persist::Forever).await;
+        if result.is_ok() && !object.is_dense() {
+            self.directories.insert(&object, &Arc::new(extents));
+        }
         let failure = {
             let mut state = self.lock();
             match (&result, &state.fenced) {
@@ -223,9 +226,6 @@ impl Engine {
                 (Ok(_), None) => {
                     self.count(ObjectCounters::SEALED_OBJECTS, 1);
                     state.add_object(object);
-                    if !object.is_dense() {
-                        state.directories.insert(&object, &Arc::new(extents));
-                    }
                     None
                 }
             }

@@ -155,6 +155,31 @@ fn an_incremental_load_is_as_a_whole_one() {
 }
 
 #[test]
+fn views_share_the_directories_of_objects() {
+    simulate(async {
+        let Host { store, session, .. } = Host::new(options("one", 1)).await;
+        // An object with gaps.
+        for at in 0..8 {
+            let writer = session.clone();
+            let write = async move { writer.write(MUTABLE_BYTES + 3 * at * SECTOR, 1, 7).await };
+            drop(tokio::spawn(write));
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(session.engine.lock().map.len(), 1);
+        session.write(LABEL, 1, 0).await.unwrap();
+        session.flush().await.unwrap();
+        let mut follower = Follower::open(&store, 2).await;
+        for tag in 1..8 {
+            follower.view.expect(MUTABLE_BYTES + 3 * tag * SECTOR, 1, 7).await;
+            session.write(LABEL, 1, tag).await.unwrap();
+            session.flush().await.unwrap();
+            assert!(follower.poll().await.is_some(), "a new view");
+        }
+        assert_eq!(follower.view.counter("directories_fetched"), 1);
+    });
+}
+
+#[test]
 fn a_pinned_view_stays_and_what_it_needs_goes_after_it() {
     simulate(async {
         let Host { memory, store, session } = Host::new(following_options(1)).await;
