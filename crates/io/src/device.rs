@@ -62,6 +62,10 @@ pub trait Device: Send + Sync {
     /// again. A device that executes each flush anyway does nothing.
     fn retry_flushes(&self) {}
 
+    /// Begins writes that wait to be merged with later ones: the caller waits for all that it has
+    /// submitted. A device that begins each write at once does nothing.
+    fn unplug(&self) {}
+
     /// Refuses new requests, and returns once all accepted ones have completed and the file is
     /// closed. In a callback it only refuses, and the file is closed later. Idempotent.
     fn close(&self);
@@ -90,6 +94,11 @@ pub trait Decorator: Send + Sync {
     /// [`Device::retry_flushes`]; of the device below, unless overridden.
     fn own_retry_flushes(&self) {
         self.inner().retry_flushes();
+    }
+
+    /// [`Device::unplug`]; of the device below, unless overridden.
+    fn own_unplug(&self) {
+        self.inner().unplug();
     }
 
     /// [`Device::close`]; closes the device below, unless overridden.
@@ -136,6 +145,10 @@ impl<D: Decorator> Device for D {
 
     fn retry_flushes(&self) {
         self.own_retry_flushes();
+    }
+
+    fn unplug(&self) {
+        self.own_unplug();
     }
 
     fn close(&self) {

@@ -281,6 +281,10 @@ impl Device for ObjectDevice {
         // The threads of the runtime need no help.
     }
 
+    fn unplug(&self) {
+        self.engine.unplug();
+    }
+
     fn close(&self) {
         self.engine.start_close();
         if in_callback() {

@@ -1,9 +1,10 @@
 //! Writes of data: they gather in windows, each of which becomes an object.
 //!
 //! A *window* is a range of addresses of the size of an object. It is sealed when all its sectors
-//! were written, or when no write has come for some time. Then its writes are sorted by address and
-//! put as one object, from the memory of the requests. They complete when the put has ended: so
-//! memory is bounded by the writes that the user has in flight.
+//! were written, when somebody waits for its writes who has no more of them
+//! ([`unplug`](Engine::unplug)), or when no write has come for some time. Then its writes are
+//! sorted by address and put as one object, from the memory of the requests. They complete when the
+//! put has ended: so memory is bounded by the writes that the user has in flight.
 //!
 //! An address is written once. A repeated write completes at once. One of an address that may have
 //! been written before the open, or many labels ago, is refused.
@@ -183,6 +184,14 @@ impl Engine {
             self.seal(state, window);
         } else if is_new {
             self.spawn(|engine| async move { engine.seal_when_idle(window).await });
+        }
+    }
+
+    /// Seals all windows: somebody waits for what they have.
+    pub(crate) fn unplug(self: &Arc<Self>) {
+        let mut state = self.lock();
+        for window in std::mem::take(&mut state.windows).into_values() {
+            self.spawn(|engine| async move { engine.put_window(window).await });
         }
     }
 

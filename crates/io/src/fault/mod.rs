@@ -276,6 +276,10 @@ impl Device for FaultDevice {
         self.shared.inner.retry_flushes();
     }
 
+    fn unplug(&self) {
+        self.shared.inner.unplug();
+    }
+
     /// Ends delays now.
     fn close(&self) {
         self.shared.state.lock().closed = true;

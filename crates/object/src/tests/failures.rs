@@ -151,6 +151,40 @@ fn no_flush_succeeds_after_one_that_failed() {
 }
 
 #[test]
+fn writes_that_somebody_waits_for_are_put_at_once() {
+    simulate(async {
+        let patient = Options { seal_after: Duration::from_secs(3600), ..options("one", 1) };
+        let Host { session, .. } = Host::new(patient).await;
+        let writes: Vec<_> = (0..4)
+            .map(|at| {
+                let session = session.clone();
+                let offset = MUTABLE_BYTES + at * SECTOR;
+                tokio::spawn(async move { session.write(offset, 1, at).await })
+            })
+            .collect();
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert!(writes.iter().all(|write| !write.is_finished()), "they wait for more");
+        session.engine.unplug();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        for write in writes {
+            assert!(write.is_finished());
+            write.await.unwrap().unwrap();
+        }
+        assert_eq!(session.engine.lock().map.len(), 1);
+        // What comes later is an object of its own.
+        let later = session.clone();
+        let write =
+            tokio::spawn(async move { later.write(MUTABLE_BYTES + 4 * SECTOR, 1, 4).await });
+        tokio::task::yield_now().await;
+        session.engine.unplug();
+        write.await.unwrap().unwrap();
+        for at in 0..5 {
+            session.expect(MUTABLE_BYTES + at * SECTOR, 1, at).await;
+        }
+    });
+}
+
+#[test]
 fn a_close_waits_for_a_slow_store_that_answers() {
     simulate(async {
         let Host { store, session, .. } = Host::new(options("one", 1)).await;

@@ -143,6 +143,12 @@ impl Devices {
         pending.into_iter().map(wait).collect()
     }
 
+    /// Lets no write wait for later ones: the caller waits for those that it has submitted.
+    pub(crate) fn unplug(&self) {
+        let leaves = self.iter().flat_map(|vdev| vdev.leaves());
+        leaves.for_each(|(_, leaf)| leaf.device().unplug());
+    }
+
     /// Makes completed writes durable, on all devices concurrently.
     ///
     /// # Errors

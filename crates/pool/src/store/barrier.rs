@@ -109,6 +109,7 @@ impl Store {
     pub(crate) fn settle(&self, pause: &dyn Pause) -> Result<FailedBlocks> {
         let mut again = Vec::new();
         loop {
+            self.devices.unplug();
             let failed_now = self.shared.in_flight.finish()?;
             let (twice, once): (Vec<_>, Vec<_>) =
                 failed_now.into_iter().partition(|failed| failed.write.is_retry);
@@ -278,6 +279,7 @@ impl Store {
 
     /// Waits until no write is in flight. Those that have ended count as not flushed.
     fn wait_for_writes(&self) {
+        self.devices.unplug();
         let ended = self.shared.in_flight.finish();
         self.shared.in_flight.put_back(ended);
     }

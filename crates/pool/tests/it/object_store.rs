@@ -440,6 +440,10 @@ struct Published {
     written: BTreeMap<u64, Vec<u8>>,
     /// What each flush has published.
     images: Vec<BTreeMap<u64, Vec<u8>>>,
+    /// Writes of data since the last unplug: a store lets them wait for more.
+    plugged: usize,
+    /// Flushes that came while writes may have waited for more.
+    waited: usize,
 }
 
 impl Publisher {
@@ -464,11 +468,19 @@ impl Decorator for Publisher {
         if let Some(payload) = request.payload() {
             let sectors = (request.offset()..).step_by(4096).zip(payload.bytes().chunks(4096));
             state.written.extend(sectors.map(|(at, bytes)| (at, bytes.to_vec())));
+            let is_data = (MUTABLE..SIZE - (256 << 10)).contains(&request.offset());
+            state.plugged += usize::from(is_data && request.op() == Op::Write);
         } else if request.op() == Op::Flush {
             let image = state.written.clone();
             state.images.push(image);
+            state.waited += usize::from(state.plugged > 0);
         }
         Some(request)
+    }
+
+    fn own_unplug(&self) {
+        self.state.lock().unwrap().plugged = 0;
+        self.inner.unplug();
     }
 
     fn own_info(&self) -> &DeviceInfo {
@@ -508,6 +520,7 @@ fn a_group_is_one_flush_of_a_store_that_publishes_at_once() {
         assert_eq!(flushes - published.last().expect("one").0, 1, "a group has one flush");
         published.push((flushes, seed));
     }
+    assert_eq!(publisher.state.lock().unwrap().waited, 0, "commits wait for writes that wait");
     let used = store.device.sectors();
     for (flushes, seed) in published {
         let image = publisher.state.lock().unwrap().images[flushes - 1].clone();
