@@ -19,6 +19,7 @@ mod cleaner;
 mod client;
 mod conditional;
 pub mod counters;
+mod credentials;
 #[cfg(any(test, feature = "testing"))]
 mod decorator;
 mod deferred;

@@ -12,16 +12,17 @@ use std::time::Duration;
 use bytes::Bytes;
 use forebay_base::sync::Arc;
 use futures_util::TryStreamExt;
-use object_store::aws::{AmazonS3, AmazonS3Builder, AwsCredential, S3ConditionalPut};
+use object_store::aws::{AmazonS3, AmazonS3Builder, S3ConditionalPut};
 use object_store::client::HttpError;
 use object_store::path::Path;
 use object_store::{
     ClientOptions, GetOptions, ObjectStore as _, ObjectStoreExt, PutMode, PutOptions, PutPayload,
-    RetryConfig, StaticCredentialProvider, UpdateVersion,
+    RetryConfig, UpdateVersion,
 };
 
+use crate::credentials::ProfileCredentials;
 use crate::error::Error;
-use crate::profile::{self, Credentials, Profile};
+use crate::profile::{self, Profile};
 use crate::store::{
     Body, Condition, ObjectStore, Sink, StoreError, StoreErrorKind, StoreFuture, Version,
 };
@@ -65,12 +66,12 @@ pub fn connect(url: &str) -> Result<Arc<dyn ObjectStore>, Error> {
         let form = "the URL must be s3://BUCKET/PREFIX; a pool needs a prefix of its own";
         return Err(failed(form.to_owned()));
     }
-    let variable = |name: &str| std::env::var(name).ok();
-    let profile = profile::find(&variable, &read_if_there).map_err(failed)?;
-    let mut builder = with_profile(builder(bucket), &profile, &variable);
+    let profile = find_profile().map_err(failed)?;
+    let endpoint_url = profile.endpoint_url.clone();
+    let mut builder = with_profile(builder(bucket), profile, &variable);
     // Plain HTTP is for servers of this host only, unless the environment allows more.
     let endpoint = ENDPOINTS.iter().find_map(|name| variable(name));
-    let endpoint = endpoint.or(profile.endpoint_url).unwrap_or_default();
+    let endpoint = endpoint.or(endpoint_url).unwrap_or_default();
     let is_local = ["http://127.0.0.1", "http://localhost", "http://[::1]"].iter().any(|local| {
         endpoint
             .strip_prefix(local)
@@ -82,6 +83,14 @@ pub fn connect(url: &str) -> Result<Arc<dyn ObjectStore>, Error> {
     let bucket =
         builder.build().map_err(|error| failed(format!("{error}; set AWS_* variables")))?;
     Ok(Arc::new(S3 { bucket, prefix: format!("{prefix}/") }))
+}
+
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+fn find_profile() -> Result<Profile, String> {
+    profile::find(&variable, &read_if_there)
 }
 
 /// The content of a file; `None` if there is none.
@@ -96,19 +105,13 @@ fn read_if_there(path: &FilePath) -> std::io::Result<Option<String>> {
 /// Takes from a profile what no variable says.
 fn with_profile(
     mut builder: AmazonS3Builder,
-    profile: &Profile,
+    profile: Profile,
     variable: &dyn Fn(&str) -> Option<String>,
 ) -> AmazonS3Builder {
-    if let Some(Credentials { access_key_id, secret_access_key, session_token }) =
-        &profile.credentials
-    {
+    if let Some(found) = profile.credentials {
         // As a whole: a variable may hold the token of another key.
-        let credential = AwsCredential {
-            key_id: access_key_id.clone(),
-            secret_key: secret_access_key.clone(),
-            token: session_token.clone(),
-        };
-        builder = builder.with_credentials(Arc::new(StaticCredentialProvider::new(credential)));
+        let again = || find_profile().ok()?.credentials;
+        builder = builder.with_credentials(Arc::new(ProfileCredentials::new(found, again)));
     }
     let is_set = |names: &[&str]| names.iter().any(|name| variable(name).is_some());
     if let (Some(region), false) = (&profile.region, is_set(&REGIONS)) {
@@ -409,7 +412,7 @@ mod tests {
 
     #[tokio::test]
     async fn keys_of_a_profile_are_not_used_with_a_token_of_a_variable() {
-        let credentials = Credentials {
+        let credentials = profile::Credentials {
             access_key_id: "ONE".to_owned(),
             secret_access_key: "one".to_owned(),
             session_token: None,
@@ -417,7 +420,7 @@ mod tests {
         let profile = Profile { credentials: Some(credentials), ..Profile::default() };
         // As the variables have set it.
         let builder = builder("bucket").with_token("stale");
-        let bucket = with_profile(builder, &profile, &|_| None).build().unwrap();
+        let bucket = with_profile(builder, profile, &|_| None).build().unwrap();
         let used = bucket.credentials().get_credential().await.unwrap();
         assert_eq!((used.key_id.as_str(), &used.token), ("ONE", &None));
     }
