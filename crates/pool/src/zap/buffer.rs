@@ -664,15 +664,16 @@ impl Fat {
             return self.change_leaf(access, tx, request);
         }
         let record = Record { name, value: request.value };
-        match self.edit_page(access, tx, hash, |page| page.insert_at(home, record))? {
-            OpStep::NotResident(ticket) => Ok(OpStep::NotResident(ticket)),
-            OpStep::Done(Change::Full) => self.change_leaf(access, tx, request),
-            OpStep::Done(change) => {
+        match self.edit_page(access, tx, hash, |page| page.insert_at(home, record)) {
+            Ok(OpStep::Done(change @ Change::Done(_))) => {
                 let (entries, buffered) = self.counts();
                 let (entries, buffered) = (entries.saturating_add(1), buffered.saturating_add(1));
                 self.set_counts(access.store, tx, entries, buffered);
                 Ok(OpStep::Done(Changed::new(change, false)))
             }
+            // Full; or only a group that is being synced has the page open, and it cannot be opened
+            // in this one. Then the leaf had the name.
+            _ => self.change_leaf(access, tx, request),
         }
     }
 }

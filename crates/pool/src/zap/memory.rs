@@ -17,10 +17,13 @@ use crate::wait::Wait;
 use crate::{Error, ErrorKind, Result};
 
 /// A leaf and its state.
+#[derive(Default)]
 pub(super) struct Leaf {
     /// In stored form, or open with the length of a full leaf.
     pub(super) bytes: Vec<u8>,
     dirty: bool,
+    /// Whether the txg before the open one has changed it, and is not synced.
+    syncing: bool,
     not_resident: bool,
     /// The txg that wrote it.
     pub(super) txg: u64,
@@ -115,9 +118,23 @@ impl MemoryStore {
         self
     }
 
+    /// Another txg opens. The one before is synced by [`commit`](Self::commit), together with it;
+    /// until then its blocks stay open in memory.
+    pub(super) fn open_next_txg(&self) {
+        let mut state = self.state.lock();
+        state.inline_dirty = false;
+        state.moved.clear();
+        for leaf in state.leaves.values_mut().filter(|leaf| leaf.dirty) {
+            (leaf.dirty, leaf.syncing) = (false, true);
+        }
+    }
+
     /// Ends a txg: packs the dirty leaves.
     pub(super) fn commit(&self) {
         let mut state = self.state.lock();
+        for leaf in state.leaves.values_mut() {
+            leaf.dirty |= std::mem::take(&mut leaf.syncing);
+        }
         state.inline_dirty = false;
         state.moved.clear();
         state.txg += 1;
@@ -134,7 +151,7 @@ impl MemoryStore {
 
     /// Evicts about one in `of` clean leaves.
     pub(super) fn evict(&self, rng: &mut SmallRng, of: u64) {
-        for leaf in self.state.lock().leaves.values_mut().filter(|leaf| !leaf.dirty) {
+        for leaf in self.state.lock().leaves.values_mut().filter(|leaf| leaf.is_clean()) {
             leaf.not_resident = rng.below(of) == 0;
         }
     }
@@ -142,7 +159,7 @@ impl MemoryStore {
     /// Evicts some clean blocks.
     pub(super) fn evict_if(&self, f: impl Fn(ZapBlock) -> bool) {
         let mut state = self.state.lock();
-        let clean = state.leaves.iter_mut().filter(|(id, leaf)| !leaf.dirty && f(**id));
+        let clean = state.leaves.iter_mut().filter(|(id, leaf)| leaf.is_clean() && f(**id));
         clean.for_each(|(_, leaf)| leaf.evict());
     }
 
@@ -261,7 +278,7 @@ impl MemoryStoreState {
             return Ok(LeafLookup::Resident(()));
         }
         self.change(false)?;
-        let empty = || Leaf { bytes: Vec::new(), dirty: false, not_resident: false, txg: 0 };
+        let empty = Leaf::default;
         let block = self.leaves.entry(id).or_insert_with(empty);
         if replaces {
             (block.bytes, block.not_resident) = (Vec::new(), false);
@@ -296,6 +313,10 @@ impl Leaf {
 
     pub(super) fn is_away(&self) -> bool {
         self.not_resident
+    }
+
+    fn is_clean(&self) -> bool {
+        !self.dirty && !self.syncing
     }
 
     fn is_available(&self, id: ZapBlock, fetched: &[Fetched]) -> bool {
@@ -413,7 +434,7 @@ impl LeafStore for MemoryStore {
         }
         state.change(false)?;
         let result = f(&mut bytes);
-        state.leaves.insert(id, Leaf { bytes, dirty: true, not_resident: false, txg: 0 });
+        state.leaves.insert(id, Leaf { bytes, dirty: true, ..Leaf::default() });
         Ok(result)
     }
 
@@ -444,7 +465,7 @@ impl LeafStore for MemoryStore {
 
     fn stored_txg(&self, id: u64) -> Option<u64> {
         let state = self.state.lock();
-        state.leaves.get(&ZapBlock::Leaf(id)).filter(|leaf| !leaf.dirty).map(|leaf| leaf.txg)
+        state.leaves.get(&ZapBlock::Leaf(id)).filter(|leaf| leaf.is_clean()).map(|leaf| leaf.txg)
     }
 
     fn aided_leaves(&self) -> u64 {

@@ -1,6 +1,6 @@
 //! A directory behaves like a map, through splits, merges, packing, eviction and reopening.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use forebay_base::rng::SmallRng;
 use proptest::prelude::*;
@@ -24,6 +24,16 @@ struct Pair {
     rng: SmallRng,
     /// Padding of names: with long names, few entries fill a leaf.
     pad: usize,
+    walk: Walk,
+}
+
+/// A walk over the directory while it changes.
+#[derive(Default)]
+struct Walk {
+    from: Cookie,
+    seen: BTreeSet<Vec<u8>>,
+    /// The names that have existed since it began.
+    kept: BTreeSet<Vec<u8>>,
 }
 
 impl Pair {
@@ -35,7 +45,17 @@ impl Pair {
         let (zap, model) = (&self.zap, &mut self.model);
         match self.rng.below(10) {
             n if n < removes => match zap.remove(&(), &name) {
-                Ok(was) => assert_eq!(Some(&*was), model.remove(&name).as_deref()),
+                Ok(was) => {
+                    assert_eq!(Some(&*was), model.remove(&name).as_deref());
+                    self.walk.kept.remove(&name);
+                    if self.rng.below(4) == 0 {
+                        match zap.restore(&(), &name, &was) {
+                            Ok(()) => assert!(model.insert(name, was.to_vec()).is_none()),
+                            // An empty directory has no leaf for a long name.
+                            Err(error) => assert!(model.is_empty(), "{error}"),
+                        }
+                    }
+                }
                 Err(error) => assert!(failed(&error, ErrorKind::NotFound, old.is_none())),
             },
             9 => match zap.replace(&(), &name, &value) {
@@ -54,6 +74,41 @@ impl Pair {
                 Ok(()) => assert!(model.insert(name, value).is_none()),
                 Err(error) => assert!(failed(&error, ErrorKind::Exists, old.is_some())),
             },
+        }
+    }
+
+    /// Moves names, goes on with the walk, and so on, now and then.
+    fn disturb(&mut self) {
+        if self.rng.below(100) == 0
+            && let Err(error) = self.zap.merge_some()
+        {
+            assert_eq!(error.kind(), ErrorKind::NoMemory);
+        }
+        if self.rng.below(100) == 0 {
+            self.zap.store().open_next_txg();
+        }
+        if self.rng.below(300) == 0 {
+            self.end_txg();
+        }
+        if self.rng.below(8) == 0 {
+            self.walk_on();
+        }
+    }
+
+    fn walk_on(&mut self) {
+        let (most, walk) = (1 + self.rng.below(20) as usize, &mut self.walk);
+        let (entries, next) =
+            self.zap.batch(walk.from, most, Wait::Allowed).expect("it is possible");
+        for entry in entries {
+            let name = entry.name.to_vec();
+            let is_kept = walk.kept.contains(&name);
+            assert!(walk.seen.insert(name) || !is_kept, "a name appears once");
+        }
+        walk.from = next;
+        if next.is_end() {
+            assert!(walk.kept.is_subset(&walk.seen), "each name that was kept appears");
+            let kept = self.model.keys().cloned().collect();
+            *walk = Walk { kept, ..Walk::default() };
         }
     }
 
@@ -96,8 +151,8 @@ proptest! {
         uncached in any::<bool>(),
         failures in any::<bool>(),
     ) {
-        let mut pair =
-            Pair { zap: new(seed), model: BTreeMap::new(), rng: SmallRng::from_seed(seed), pad };
+        let (model, rng) = (BTreeMap::new(), SmallRng::from_seed(seed));
+        let mut pair = Pair { zap: new(seed), model, rng, pad, walk: Walk::default() };
         if uncached {
             pair.zap.store().without_cache();
         }
@@ -108,9 +163,7 @@ proptest! {
             let removes = [1, 5, 7][phase % 3];
             for _ in 0..names.min(1500) {
                 pair.step(names, removes);
-                if pair.rng.below(300) == 0 {
-                    pair.end_txg();
-                }
+                pair.disturb();
             }
             pair.end_txg();
             pair.check();

@@ -169,3 +169,20 @@ fn the_removal_of_the_last_buffered_name_is_undone_without_space() {
     store.commit();
     assert_eq!(zap.audit().expect("it is valid").entries, u64::from(number));
 }
+
+/// The page of the name is open, but only in the group before, which is being synced: to change it
+/// takes space.
+#[test]
+fn a_removal_from_a_leaf_is_undone_while_its_page_is_synced() {
+    let (zap, store) = evicted(20_000);
+    for number in 20_000.. {
+        zap.insert(&(), &name(number), &VALUE).expect("it is new");
+        if buffered(&zap) > 0 {
+            break;
+        }
+    }
+    assert_eq!(sizes(&zap).0, 1, "all names have one page");
+    store.open_next_txg();
+    zap.remove(&(), &name(7)).expect("it is there");
+    restore_in_full(&zap, &store, &name(7));
+}
