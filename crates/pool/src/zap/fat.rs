@@ -143,7 +143,8 @@ impl Fat {
         let slots = self.leaves().saturating_mul(size_of::<ZapFilterSlotPhys>() as u64);
         let pages = u64::from(self.header.pages.get()) * ZAP_PAGE_BYTES as u64;
         // Ten bits a name. A forged header counts any number of names.
-        (self.header.entries.get() / 4 * 5).saturating_add(slots).saturating_add(pages)
+        let names = self.header.entries.get() / 4;
+        names.saturating_mul(5).saturating_add(slots).saturating_add(pages)
     }
 
     /// Follows a change of the number of leaves or pages.

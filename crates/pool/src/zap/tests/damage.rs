@@ -5,6 +5,7 @@ use proptest::prelude::*;
 
 use super::super::memory::MemoryStore;
 use super::super::{Cookie, Zap};
+use super::buffer::{evicted, name};
 use super::new;
 use crate::ErrorKind;
 use crate::format::ZapBlock;
@@ -108,4 +109,17 @@ fn a_header_that_does_not_cover_all_hashes_is_rejected() {
     store.state.lock().inline[24] ^= 1;
     let error = Zap::open(store, Wait::Allowed).err().expect("it is wrong");
     assert_eq!(error.kind(), ErrorKind::Corrupt);
+}
+
+/// The memory for filters follows from the number of names.
+#[test]
+fn a_header_may_count_any_number_of_names() {
+    let (_, store) = evicted(20_000);
+    // The number of entries.
+    store.state.lock().inline[16..24].fill(0xff);
+    let zap = Zap::open(store, Wait::Allowed).expect("it is possible");
+    assert_eq!(zap.len(), u64::MAX);
+    assert!(zap.lookup(&name(30_000), Wait::Allowed).expect("it is possible").is_none());
+    zap.insert(&(), &name(30_000), b"v").expect("it is new");
+    assert!(zap.lookup(&name(30_000), Wait::Allowed).expect("it is possible").is_some());
 }
