@@ -399,3 +399,78 @@ fn leaves_that_have_got_their_names_are_evicted_first() {
     cold.pool.sync().expect("a txg");
     assert_eq!(bytes("once"), 0, "all leaves were changed");
 }
+
+/// Works on names of its own, and asserts what each operation finds. Leaves every third name away.
+fn change_names(cold: &Cold, numbers: std::ops::Range<u32>) {
+    let Cold { pool, directory, .. } = cold;
+    let expect = |number: u32, value: Option<&[u8]>| {
+        let found = directory.lookup(&name(number)).expect("it is possible");
+        assert_eq!(found.as_deref(), value, "{number}");
+    };
+    for number in numbers {
+        expect(number, None);
+        directory.warm(&name(number)).expect("it is possible");
+        insert(pool, directory, number);
+        expect(number, Some(&number.to_le_bytes()));
+        let tx = pool.begin().expect("space");
+        let exists = directory.insert(&tx, &name(number), b"again").expect_err("it exists");
+        assert_eq!(exists.kind(), ErrorKind::Exists);
+        if number.is_multiple_of(3) {
+            let value = directory.remove(&tx, &name(number)).expect("it exists");
+            expect(number, None);
+            if number.is_multiple_of(6) {
+                directory.restore(&tx, &name(number), &value).expect("it was there");
+                expect(number, Some(&number.to_le_bytes()));
+                directory.remove(&tx, &name(number)).expect("it exists");
+            }
+            directory.insert(&tx, &name(number), b"another").expect("it is new");
+            expect(number, Some(b"another"));
+            directory.remove(&tx, &name(number)).expect("it exists");
+            drop(tx);
+            expect(number, None);
+        }
+    }
+}
+
+/// Creates, removals, lookups and walks, beside moves of names, groups and evictions.
+#[test]
+fn each_name_is_seen_once_whatever_happens_beside() {
+    const EACH: u32 = 1500;
+    let cold = cold().again();
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let disturb = || {
+            while !ended.load(Ordering::Relaxed) {
+                cold.pool.sync().expect("a txg");
+                cold.cache.cache().clear();
+            }
+        };
+        let walk = || {
+            while !ended.load(Ordering::Relaxed) {
+                let kept = cold.directory.iter().map(|entry| entry.expect("it is valid").name);
+                let kept: Vec<_> = kept.filter(|found| **found < name(NAMES)[..]).collect();
+                let distinct = kept.iter().collect::<BTreeSet<_>>().len();
+                assert_eq!((kept.len(), distinct), (NAMES as usize, NAMES as usize));
+            }
+        };
+        let others = [scope.spawn(disturb), scope.spawn(walk)];
+        let cold = &cold;
+        let work = |first: u32| scope.spawn(move || change_names(cold, first..first + EACH));
+        let workers = [work(NAMES), work(NAMES + EACH)].map(|worker| worker.join());
+        ended.store(true, Ordering::Relaxed);
+        for thread in workers.into_iter().chain(others.map(|other| other.join())) {
+            thread.expect("it did not panic");
+        }
+    });
+    assert!(counter(&cold.pool, "directory_names_merged") > 0);
+    cold.pool.sync().expect("a txg");
+    cold.directory.audit().expect("it is valid");
+    let end = NAMES + 2 * EACH;
+    let kept = |number: &u32| *number < NAMES || !number.is_multiple_of(3);
+    assert_eq!(cold.directory.len(), (0..end).filter(kept).count() as u64);
+    let cold = cold.again();
+    let found: BTreeSet<_> = cold.directory.iter().map(|e| e.expect("it is valid").name).collect();
+    let expected: BTreeSet<Box<[u8]>> = (0..end).filter(kept).map(|n| name(n).into()).collect();
+    assert!(found == expected, "{} of {} names", found.len(), expected.len());
+    check(&cold.pool);
+}
