@@ -401,6 +401,17 @@ impl LeafStore for Leaves {
         self.0.io.ahead.directories().counters.add(counter, 0, amount);
     }
 
+    fn count_wait(&self, block: ZapBlock, ns: u64) {
+        let kind = match block {
+            ZapBlock::Leaf(_) => 0,
+            ZapBlock::Filter(_) => 1,
+            ZapBlock::Page(_) => 2,
+        };
+        let counters = &self.0.io.ahead.directories().counters;
+        counters.add(ZapCounters::DIRECTORY_WAITS, kind, 1);
+        counters.add(ZapCounters::DIRECTORY_WAIT_NS, kind, ns);
+    }
+
     fn fetch(&self, ticket: FetchTicket, wait: Wait) -> Result<Option<Fetched>> {
         match ticket {
             FetchTicket::Pointer(id) => self.0.pin(id.block(), wait).map(|()| None),

@@ -38,6 +38,17 @@ pub(super) struct OpBlocks<S: LeafStore> {
     pub(super) lost: Vec<LostBlock>,
 }
 
+impl<S: LeafStore> OpBlocks<S> {
+    /// For a thread that nobody waits for. It keeps all blocks.
+    pub(super) fn in_background() -> Self {
+        Self { fetched_max: usize::MAX, ..Self::default() }
+    }
+
+    fn is_in_background(&self) -> bool {
+        self.fetched_max == usize::MAX
+    }
+}
+
 impl<S: LeafStore> Default for OpBlocks<S> {
     fn default() -> Self {
         Self { fetched: Vec::new(), fetched_max: FETCHED_MAX, lost: Vec::new() }
@@ -146,10 +157,11 @@ impl<S: LeafStore> Zap<S> {
         walk_at: Option<u32>,
         ticket: S::Ticket,
         wait: Wait,
-        OpBlocks { fetched, fetched_max, .. }: &mut OpBlocks<S>,
+        blocks: &mut OpBlocks<S>,
     ) -> Result<()> {
-        let block = S::txg_of(&ticket).map(|_| S::block_of(&ticket));
-        let ids = match (&mut state.form, walk_at, block) {
+        // A pointer is mostly in memory, and only looked up.
+        let known = S::txg_of(&ticket).map(|_| S::block_of(&ticket));
+        let ids = match (&mut state.form, walk_at, known) {
             (DirectoryForm::Fat(fat), _, Some(ZapBlock::Filter(at) | ZapBlock::Page(at))) => {
                 fat.aside_ahead(at, self.write_state.operations.get())
             }
@@ -160,11 +172,15 @@ impl<S: LeafStore> Zap<S> {
         if !ids.is_empty() {
             self.store.prefetch(&ids);
         }
+        let begun_ns = self.store.now_ns();
         let block = self.store.fetch(ticket, wait)?;
-        if fetched.len() == *fetched_max {
-            fetched.remove(0);
+        if let Some(id) = known.filter(|_| !blocks.is_in_background()) {
+            self.store.count_wait(id, self.store.now_ns().saturating_sub(begun_ns));
         }
-        fetched.push(block);
+        if blocks.fetched.len() == blocks.fetched_max {
+            blocks.fetched.remove(0);
+        }
+        blocks.fetched.push(block);
         Ok(())
     }
 }

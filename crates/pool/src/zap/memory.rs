@@ -67,6 +67,8 @@ pub(super) struct MemoryStoreState {
     pub(super) prefetched: Vec<ZapBlock>,
     pub(super) counters: Option<Arc<ZapCounters>>,
     pub(super) fetches: u64,
+    /// Blocks that operations waited for.
+    pub(super) waits: u64,
     /// Blocks that were fetched, in order.
     pub(super) fetched_blocks: Vec<ZapBlock>,
     /// Leaves that were not resident when they were prefetched.
@@ -517,6 +519,10 @@ impl LeafStore for MemoryStore {
         let mut state = self.state.lock();
         let counters = state.counters.get_or_insert_with(|| Arc::new(ZapCounters::new()));
         counters.add(counter, 0, amount);
+    }
+
+    fn count_wait(&self, _: ZapBlock, _: u64) {
+        self.state.lock().waits += 1;
     }
 
     fn free_leaf(&self, _: &(), id: ZapBlock) -> Result<()> {

@@ -71,8 +71,9 @@ impl<S: LeafStore> Zap<S> {
         let (mut found, mut error, mut failures) = (SweepLeaves::default(), None, 0);
         self.with_fat(|fat| fat.sweep.skips.expire(self.store.now_ns()));
         while failures < FAILURES_MAX {
+            let blocks = &mut OpBlocks::in_background();
             let chosen =
-                self.run_alone(None, Wait::Allowed, |state, access| match &mut state.form {
+                self.run_on(blocks, None, Wait::Allowed, |state, access| match &mut state.form {
                     DirectoryForm::Micro(_) => Ok(OpStep::Done(())),
                     DirectoryForm::Fat(fat) => fat.next_to_merge(access, (max, drains), &mut found),
                 });

@@ -185,6 +185,9 @@ pub(crate) trait LeafStore {
     /// Adds to a counter of [`ZapCounters`](super::ZapCounters).
     fn count(&self, counter: Counter, amount: u64);
 
+    /// Counts that an operation waited for a block for so long.
+    fn count_wait(&self, block: ZapBlock, ns: u64);
+
     /// Reads a block that was not resident.
     fn fetch(&self, ticket: Self::Ticket, wait: Wait) -> Result<Self::Fetched>;
 

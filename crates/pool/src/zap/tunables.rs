@@ -32,6 +32,7 @@ forebay_base::tunables! {
 forebay_base::counters! {
     /// Counters of large directories, since import.
     pub table ZapCounters;
+    labels kind = ["leaf", "filter", "page"];
 
     /// Names that were added to a change buffer.
     directory_names_buffered;
@@ -56,6 +57,11 @@ forebay_base::counters! {
     /// Changes of leaves, by removals or merges after them, that left out the leaf's filter because
     /// its block was not in memory. The filter is void from then on.
     directory_filters_voided;
+    /// Blocks that operations waited for: leaves, filter blocks and buffer pages, also those that
+    /// were being read ahead.
+    directory_waits: kind;
+    /// Time of these waits, in nanoseconds.
+    directory_wait_ns: kind;
 }
 
 /// What all directories of a pool share.

@@ -147,3 +147,19 @@ fn merges_of_leaves_read_no_filter() {
         assert!(number < 4 || !read.iter().any(is_filter), "{number}: {read:?}");
     }
 }
+
+/// Those of the thread that moves names do not count.
+#[test]
+fn waits_of_operations_are_counted() {
+    let (zap, store, _) = with_buffered(20_000, 500);
+    let waits = || store.state.lock().waits;
+    let before = waits();
+    let read: usize = (0..50).map(|number| reads(&store, || remove(&zap, number)).len()).sum();
+    assert_eq!(waits() - before, read as u64);
+    let before = waits();
+    let read = reads(&store, || {
+        zap.merge_some().expect("it is possible");
+    });
+    assert!(read.iter().any(is_leaf), "{read:?}");
+    assert_eq!(waits(), before);
+}
