@@ -22,6 +22,9 @@ pub(crate) const LEAF_BATCH: u64 = 64;
 const MISS_WEIGHT: u32 = 8;
 /// Prefetch starts at this level: with the second of two misses that are close in time.
 const START_LEVEL: u32 = MISS_WEIGHT + 1;
+/// While names are buffered, it starts with the third: few names need a leaf, and two of them are
+/// close in time by chance now and then.
+const START_LEVEL_BUFFERED: u32 = 2 * MISS_WEIGHT + 1;
 const LEVEL_MAX: u32 = 4 * MISS_WEIGHT;
 /// Operations per leaf between two passes.
 const HITS_PER_LEAF: u64 = 4;
@@ -54,10 +57,10 @@ impl DirectoryReadahead {
         self.more(leaves, end)
     }
 
-    /// As [`miss`](Self::miss), but a pass starts only with two misses that are close together.
+    /// As [`miss`](Self::miss), but a pass starts only with three misses that are close together.
     pub(crate) fn miss_again(&mut self, operations: u64, leaves: u64, end: u64) -> Range<u64> {
         self.raise_level(operations);
-        if self.level < START_LEVEL {
+        if self.level < START_LEVEL_BUFFERED {
             return 0..0;
         }
         if self.hits >= leaves.saturating_mul(HITS_PER_LEAF) {
@@ -175,12 +178,26 @@ mod tests {
     fn what_is_left_of_a_pass_shrinks() {
         let mut ahead = DirectoryReadahead::default();
         assert_eq!((ahead.left(0, 100, 128), ahead.left(0, 1, 128)), (100, 1));
-        assert!(ahead.miss_again(0, 100, 128).is_empty(), "questions are no misses");
+        // Questions are no misses.
+        assert!(
+            ahead.miss_again(0, 100, 128).is_empty() && ahead.miss_again(0, 100, 128).is_empty()
+        );
         for left in [128 - LEAF_BATCH, 0] {
             ahead.miss_again(0, 100, 128);
             assert_eq!(ahead.left(0, 100, 128), left);
         }
         assert_eq!((ahead.left(399, 100, 128), ahead.left(400, 100, 128)), (0, 100));
+    }
+
+    /// Filters that are wrong now and then do not help less for two in a row.
+    #[test]
+    fn two_misses_while_names_are_buffered_prefetch_nothing() {
+        let mut ahead = DirectoryReadahead::default();
+        for first in (1000..20_000).step_by(1000) {
+            assert!(ahead.miss_again(first, 100, 128).is_empty());
+            assert!(ahead.miss_again(first, 100, 128).is_empty());
+        }
+        assert_eq!(ahead.miss_again(19_000, 100, 128), 0..LEAF_BATCH);
     }
 
     #[test]
