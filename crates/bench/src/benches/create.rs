@@ -176,9 +176,17 @@ fn one(
 }
 
 /// Counters of the pool since its import, and their figures.
-const COUNTERS: [(&str, &str, &str); 14] = [
+const COUNTERS: [(&str, &str, &str); 22] = [
     ("reads", "miss", "reads_waited_for"),
+    ("read_ns", "miss", "reads_waited_for_ns"),
     ("reads", "prefetch", "reads_ahead"),
+    ("read_ns", "prefetch", "reads_ahead_ns"),
+    ("directory_waits", "leaf", "leaves_waited_for"),
+    ("directory_wait_ns", "leaf", "leaves_waited_for_ns"),
+    ("directory_waits", "filter", "filters_waited_for"),
+    ("directory_wait_ns", "filter", "filters_waited_for_ns"),
+    ("directory_waits", "page", "pages_waited_for"),
+    ("directory_wait_ns", "page", "pages_waited_for_ns"),
     ("blocks_written", "", "blocks_written"),
     ("logical_bytes", "", "logical_bytes_written"),
     ("physical_bytes", "", "physical_bytes_written"),

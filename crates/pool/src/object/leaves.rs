@@ -9,8 +9,8 @@ use crate::reservation::FIRST_BYTES;
 use crate::tx::Tx;
 use crate::wait::Wait;
 use crate::zap::{
-    self, AidShare, DRAIN_PAUSE_NS, FilterOpening, LeafLookup, LeafStore, Pace, ZapCounters,
-    ZapCounts, counts_of, put_counts,
+    self, AidShare, DRAIN_PAUSE_NS, FilterOpening, LeafLookup, LeafStore, Pace, Prefetched,
+    ZapCounters, ZapCounts, counts_of, put_counts,
 };
 
 use super::node::{BlockState, Fetched, Node, NodeState};
@@ -419,11 +419,11 @@ impl LeafStore for Leaves {
         }
     }
 
-    fn prefetch(&self, ids: &[ZapBlock]) -> usize {
+    fn prefetch(&self, ids: &[ZapBlock], least: usize) -> Prefetched {
         let store = &self.0.io.store;
         let _reading = store.readers().enter();
-        let mut not_resident = 0;
-        for id in ids {
+        let (mut not_resident, mut begun) = (0, 0);
+        for (taken, id) in ids.iter().enumerate() {
             let block = id.block();
             let known = |state: &NodeState| match state.find(block) {
                 BlockState::Stored(ptr) => Some(Some(ptr)),
@@ -442,12 +442,16 @@ impl LeafStore for Leaves {
                     continue;
                 }
             };
-            if !store.cache().cache().contains(&store.key(&ptr)) {
-                not_resident += 1;
-                self.0.prefetch(block, &ptr);
+            if store.cache().cache().contains(&store.key(&ptr)) {
+                continue;
             }
+            if begun >= least && store.is_read_depth_full() {
+                return Prefetched { taken, not_resident };
+            }
+            (not_resident, begun) = (not_resident + 1, begun + 1);
+            self.0.prefetch(block, &ptr);
         }
-        not_resident
+        Prefetched { taken: ids.len(), not_resident }
     }
 }
 

@@ -88,6 +88,11 @@ impl DirectoryReadahead {
         self.more(leaves, end)
     }
 
+    /// So many of the last leaves that were to be prefetched were not. The next miss goes on there.
+    pub(crate) fn give_back(&mut self, leaves: u64) {
+        self.next = self.next.saturating_sub(leaves);
+    }
+
     /// Reports that some of these leaves were not resident and are being prefetched.
     pub(crate) fn on_prefetched(&mut self) {
         self.hits = 0;
@@ -198,6 +203,16 @@ mod tests {
             assert!(ahead.miss_again(first, 100, 128).is_empty());
         }
         assert_eq!(ahead.miss_again(19_000, 100, 128), 0..LEAF_BATCH);
+    }
+
+    #[test]
+    fn leaves_that_are_given_back_come_next() {
+        let mut ahead = DirectoryReadahead::default();
+        assert!(ahead.miss(0, 100, 128).is_empty());
+        assert_eq!(ahead.miss(0, 100, 128), 0..LEAF_BATCH);
+        ahead.give_back(LEAF_BATCH - 5);
+        assert_eq!(ahead.left(0, 100, 128), 100);
+        assert_eq!(ahead.miss(0, 100, 128), 5..5 + LEAF_BATCH);
     }
 
     #[test]

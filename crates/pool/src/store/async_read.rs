@@ -15,17 +15,19 @@ use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
 use forebay_base::arena::Buffer;
+use forebay_base::clock::{Clock, SystemClock};
 use forebay_base::sync::{Arc, Mutex};
 use forebay_cache::{Attributes, Begin, LoadGuard};
 use forebay_io::{Priority, RaiseHandle};
 
 use super::counters::StoreCounters;
 use super::read::{ReadCause, check};
+use super::read_depth::DepthRead;
 use super::{Shared, Store, codec};
 use crate::block_key::BlockKey;
 use crate::devices::{Place, Read};
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::BlockPtrPhys;
+use crate::format::{BlockKind, BlockPtrPhys};
 
 /// Called when an asynchronous read has ended. The argument tells whether the block is cached.
 pub(crate) type ReadCallback = Box<dyn FnOnce(bool) + Send>;
@@ -60,6 +62,12 @@ impl InFlightPrefetches {
 }
 
 impl Store {
+    /// Whether so many blocks of directories are being read ahead that more would queue in the
+    /// devices, before reads that somebody waits for.
+    pub(crate) fn is_read_depth_full(&self) -> bool {
+        self.shared.read_depth.is_full()
+    }
+
     /// Whether a prefetch of a block that was not cached just now is in flight, or has ended since.
     pub(crate) fn is_read_ahead(&self, bp: &BlockPtrPhys) -> bool {
         let key = self.key(bp);
@@ -164,7 +172,12 @@ impl Store {
         counters.add(StoreCounters::READS, cause as usize, 1);
         counters.add(StoreCounters::READ_BYTES, cause as usize, bytes);
         let key = *load_guard.key();
+        let is_of_directory = bp.block_kind() == Some(BlockKind::ZapLeaf);
+        let depth = (cause == ReadCause::Prefetch && is_of_directory)
+            .then(|| DepthRead::begin(&self.shared));
         let job = AsyncRead {
+            clock: SystemClock::new(),
+            depth,
             shared: Arc::clone(&self.shared),
             bp: *bp,
             key,
@@ -188,6 +201,10 @@ impl Store {
 
 /// An asynchronous read in flight.
 struct AsyncRead {
+    /// Started with the read.
+    clock: SystemClock,
+    /// Of a read ahead of a directory's block.
+    depth: Option<DepthRead>,
     shared: Arc<Shared>,
     bp: BlockPtrPhys,
     key: BlockKey,
@@ -200,7 +217,11 @@ struct AsyncRead {
 impl AsyncRead {
     /// Publishes the block. Runs in the I/O callback.
     fn end(self, read: Read) {
-        let Self { shared, bp, key, place, cause, load_guard, on_done } = self;
+        let Self { clock, depth, shared, bp, key, place, cause, load_guard, on_done } = self;
+        shared.counters.add(StoreCounters::READ_NS, cause as usize, clock.now_ns());
+        if let Some(depth) = depth.filter(|_| read.is_ok()) {
+            depth.succeed();
+        }
         let forget = || {
             if cause == ReadCause::Prefetch {
                 drop(shared.prefetches.shard(&key).lock().remove(&key));

@@ -9,6 +9,8 @@ forebay_base::counters! {
     reads: cause;
     /// Bytes of these reads.
     read_bytes: cause;
+    /// Time that these reads took, in nanoseconds: that of the device, and that in its queues.
+    read_ns: cause;
     /// Copies that a device could not read.
     read_errors: cause;
     /// Copies with a wrong checksum, without those that a device is known to miss. A walk (scrub,

@@ -1,7 +1,7 @@
 //! The block store: reads and writes blocks by pointer, over devices and the cache.
 //!
-//! * Reads: [`read`], and [`async_read`] for callers that must not block. [`readers`] may still
-//!   follow old pointers.
+//! * Reads: [`read`], and [`async_read`] for callers that must not block; [`read_depth`] limits
+//!   read-ahead of directories. [`readers`] may still follow old pointers.
 //! * Writes: [`write`](mod@write) places blocks that [`worker_pool`] has packed ([`codec`],
 //!   [`gang`]). [`in_flight`] and [`writing`] keep them until [`barrier`] has flushed them.
 //! * Repairs: [`heals`] of a scrub; [`suspects`], which asynchronous reads have met.
@@ -16,8 +16,9 @@
 //!
 //! # Locking
 //!
-//! `store-in-flight`, `store-readers`, `store-heals`, `store-suspects`, `store-prefetch` and
-//! `store-writing` (both sharded) and `worker-pool` are leaf locks; no callback runs under them.
+//! `store-in-flight`, `store-readers`, `store-heals`, `store-suspects`, `store-read-depth`,
+//! `store-prefetch` and `store-writing` (both sharded) and `worker-pool` are leaf locks; no
+//! callback runs under them.
 //! `worker-pool-batch` is held while the blocks of a txg are written, and comes right after
 //! `space`.
 //!
@@ -33,6 +34,7 @@ mod in_flight;
 #[cfg(all(test, forebay_model))]
 mod model;
 mod read;
+mod read_depth;
 pub(crate) mod readers;
 mod repetition;
 mod suspects;
@@ -61,6 +63,7 @@ use async_read::InFlightPrefetches;
 use counters::StoreCounters;
 use heals::Heals;
 use in_flight::InFlightWrites;
+use read_depth::ReadDepth;
 use readers::Readers;
 use suspects::Suspects;
 use worker_pool::WorkerPool;
@@ -104,6 +107,7 @@ struct Shared {
     cache: Arc<BlockCache>,
     counters: Arc<StoreCounters>,
     prefetches: InFlightPrefetches,
+    read_depth: ReadDepth,
     suspects: Suspects,
     writing: Writing,
     in_flight: InFlightWrites,
@@ -201,6 +205,7 @@ impl Store {
             cache: Arc::clone(&cache),
             counters: Arc::new(StoreCounters::new()),
             prefetches: InFlightPrefetches::new(),
+            read_depth: ReadDepth::new(),
             suspects: Suspects::new(),
             writing: Writing::new(),
             in_flight: InFlightWrites::new(in_flight_bytes),

@@ -7,6 +7,7 @@
 //! healing could overwrite a newer block.
 
 use forebay_base::arena::Buffer;
+use forebay_base::clock::{Clock, SystemClock};
 use forebay_cache::{Attributes, Begin, LoadError, Ref, SlotHint};
 use forebay_io::Priority;
 
@@ -195,7 +196,10 @@ impl Store {
                 );
             }
         }
+        let (count, clock) = (reads.len() as u64, SystemClock::new());
         let ends = self.devices.read_all(reads, Priority::SyncRead);
+        let read_ns = clock.now_ns().saturating_mul(count);
+        self.shared.counters.add(StoreCounters::READ_NS, ReadCause::Miss as usize, read_ns);
         for (at, physical) in places.into_iter().zip(ends) {
             let bp = &pointers[at];
             // The single read below repeats a failed read and counts the error.
@@ -470,11 +474,13 @@ impl Store {
         counters.add(StoreCounters::READS, cause as usize, 1);
         counters.add(StoreCounters::READ_BYTES, cause as usize, bytes);
         let buffer = self.cache.alloc(bytes as usize)?;
+        let clock = SystemClock::new();
         let read = self.devices.read(place, buffer, cause.priority()).inspect_err(|error| {
             if error.kind() == ErrorKind::Device {
                 counters.add(StoreCounters::READ_ERRORS, cause as usize, 1);
             }
         });
+        counters.add(StoreCounters::READ_NS, cause as usize, clock.now_ns());
         self.verified(bp, read?, Some(place), cause)
     }
 

@@ -94,12 +94,18 @@ impl<S: LeafStore> Zap<S> {
                 return;
             }
             visited += ids.len();
-            not_resident += self.store.prefetch(&ids);
+            let prefetched = self.store.prefetch(&ids, 0);
+            let left = ids.len() - prefetched.taken;
+            not_resident += prefetched.not_resident;
             let is_enough = not_resident as u64 >= LEAF_BATCH || visited >= READAHEAD_LEAVES_MAX;
             let Ok(relocked) = self.lock(wait) else { return };
             state = relocked;
             if not_resident > 0 {
                 state.ahead.on_prefetched();
+            }
+            if left > 0 {
+                state.ahead.give_back(left as u64);
+                return;
             }
             if is_enough {
                 return;

@@ -169,8 +169,13 @@ impl<S: LeafStore> Zap<S> {
             _ => Vec::new(),
         };
         drop(state);
-        if !ids.is_empty() {
-            self.store.prefetch(&ids);
+        let left = ids.len() - self.store.prefetch(&ids, 0).taken;
+        if left > 0
+            && let Some(ZapBlock::Filter(at) | ZapBlock::Page(at)) = known
+            && let Ok(mut state) = self.lock(wait)
+            && let DirectoryForm::Fat(fat) = &mut state.form
+        {
+            fat.leave_aside(at, left);
         }
         let begun_ns = self.store.now_ns();
         let block = self.store.fetch(ticket, wait)?;

@@ -7,7 +7,7 @@ use forebay_base::rng::SmallRng;
 use forebay_base::sync::{Arc, Mutex};
 
 use super::share::{AidMemory, AidShare};
-use super::store::{FilterOpening, LeafLookup, LeafStore, ZapCounts};
+use super::store::{FilterOpening, LeafLookup, LeafStore, Prefetched, ZapCounts};
 use super::{
     MergeBatch, Pace, SlotChange, Zap, ZapCounters, filter_of, open_filter, pack, put_counts,
     rebuild_filter,
@@ -50,6 +50,8 @@ pub(super) struct MemoryStoreState {
     pub(super) slowed: u64,
     /// Whether prefetched blocks never arrive.
     pub(super) prefetches_nothing: bool,
+    /// So many are prefetched at a time, if there is a limit.
+    pub(super) prefetches_at_once: Option<usize>,
     /// Whether names are not buffered.
     pub(super) buffers_nothing: bool,
     /// Whether a block or inline content that this txg has not changed cannot be changed.
@@ -554,11 +556,14 @@ impl LeafStore for MemoryStore {
         }
     }
 
-    fn prefetch(&self, ids: &[ZapBlock]) -> usize {
+    fn prefetch(&self, ids: &[ZapBlock], least: usize) -> Prefetched {
         let mut state = self.state.lock();
+        let taken =
+            state.prefetches_at_once.map_or(ids.len(), |most| ids.len().min(most.max(least)));
+        let ids = &ids[..taken];
         state.prefetched.extend_from_slice(ids);
         if state.prefetches_nothing {
-            return 0;
+            return Prefetched { taken, not_resident: 0 };
         }
         let mut not_resident = 0;
         for id in ids {
@@ -570,6 +575,6 @@ impl LeafStore for MemoryStore {
             }
         }
         state.read_ahead += not_resident as u64;
-        not_resident
+        Prefetched { taken, not_resident }
     }
 }

@@ -78,7 +78,7 @@ pub(crate) use queue::{DRAIN_PAUSE_NS, MergeQueue, MergeTask, Pace};
 pub(crate) use rounds::{DrainStep, MergeBatch};
 pub(crate) use share::AidShare;
 pub use stats::{LeavesByPointers, ZapStats};
-pub(crate) use store::{FilterOpening, LeafLookup, LeafStore, ZapCounts};
+pub(crate) use store::{FilterOpening, LeafLookup, LeafStore, Prefetched, ZapCounts};
 pub(crate) use tunables::ZapShared;
 pub use tunables::{ZapCounters, ZapTunables};
 

@@ -18,17 +18,21 @@ const LEAVES_PER_TX: usize = 8;
 /// Unreadable blocks that the choice of leaves passes at most.
 const FAILURES_MAX: usize = 16;
 
-/// Blocks of a batch that are read at a time: a quarter of them, but this many at least. Reads that
-/// somebody waits for queue behind them in the device.
-const READS_MIN: usize = 16;
+/// Blocks of a batch that are read at a time, at most: a quarter of them, or this many. Fewer if
+/// reads queue in the device, before those that somebody waits for.
+const READS_MAX: usize = 16;
 const READS_SHARE: usize = 4;
+/// While the thread waits for a batch, so many are read at a time all the same.
+const READS_MIN: usize = 4;
 
 /// Leaves whose names move together, and the blocks that were read for that.
 pub(crate) struct MergeBatch<S: LeafStore> {
     /// A hash of each.
     hashes: Vec<u32>,
-    /// The blocks to read, and how many of them are being read or were.
+    /// The blocks to read; for each leaf, how many up to its own; and how many of all are being
+    /// read or were.
     away: Vec<ZapBlock>,
+    ends: Vec<usize>,
     begun: usize,
     blocks: OpBlocks<S>,
     /// Whether names have moved.
@@ -82,23 +86,26 @@ impl<S: LeafStore> Zap<S> {
             failures += 1;
             self.with_fat(|fat| fat.sweep.skips.add(found.reading, self.store.now_ns()));
         }
-        let blocks = OpBlocks { fetched_max: usize::MAX, ..OpBlocks::default() };
-        let SweepLeaves { hashes, has_more, blocks: away, .. } = found;
+        let blocks = OpBlocks::in_background();
+        let SweepLeaves { hashes, has_more, blocks: away, ends, .. } = found;
+        let (begun, has_moved) = (0, false);
         let mut batch =
-            MergeBatch { hashes, away, begun: 0, blocks, has_moved: false, has_more, error };
-        self.read_on(&mut batch, 0);
+            MergeBatch { hashes, away, ends, begun, blocks, has_moved, has_more, error };
+        self.read_on(&mut batch, 0, 0);
         batch
     }
 
-    /// Starts more reads of a batch, of which `loaded` leaves are in memory.
-    fn read_on(&self, batch: &mut MergeBatch<S>, loaded: usize) {
-        let MergeBatch { hashes, away, begun, .. } = batch;
-        let done = away.len() * loaded / hashes.len().max(1);
-        let end = away.len().min(done + READS_MIN.max(away.len() / READS_SHARE));
+    /// Starts more reads of a batch, of which the blocks up to `loaded` are in memory. The first
+    /// `needed` are read in any case.
+    fn read_on(&self, batch: &mut MergeBatch<S>, loaded: usize, needed: usize) {
+        let MergeBatch { away, begun, .. } = batch;
+        let end = away.len().min(loaded + READS_MAX.max(away.len() / READS_SHARE));
         if end > *begun {
-            let not_resident = self.store.prefetch(&away[*begun..end]) as u64;
+            let least = needed.saturating_sub(*begun);
+            let prefetched = self.store.prefetch(&away[*begun..end], least);
+            let not_resident = prefetched.not_resident as u64;
             self.store.count(ZapCounters::DIRECTORY_MERGE_READS, not_resident);
-            *begun = end;
+            *begun += prefetched.taken;
         }
     }
 
@@ -110,7 +117,9 @@ impl<S: LeafStore> Zap<S> {
             if stop() {
                 break;
             }
-            self.read_on(batch, at);
+            let loaded = at.checked_sub(1).map_or(0, |before| batch.ends[before]);
+            let needed = batch.ends[at] + READS_MIN;
+            self.read_on(batch, loaded, needed);
             let (hash, blocks) = (batch.hashes[at], &mut batch.blocks);
             let loaded =
                 self.run_on(blocks, None, Wait::Allowed, |state, access| match &mut state.form {

@@ -27,6 +27,15 @@ pub(crate) enum LeafLookup<R, T> {
     NotResident(T),
 }
 
+/// What [`LeafStore::prefetch`] has done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Prefetched {
+    /// So many of the blocks, from the first on. More reads would have queued.
+    pub(crate) taken: usize,
+    /// How many of these were not resident, or not known to be.
+    pub(crate) not_resident: usize,
+}
+
 /// How a filter block is opened for changes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FilterOpening {
@@ -191,9 +200,7 @@ pub(crate) trait LeafStore {
     /// Reads a block that was not resident.
     fn fetch(&self, ticket: Self::Ticket, wait: Wait) -> Result<Self::Fetched>;
 
-    /// Prefetches blocks, as far as they exist. Returns how many of them were not resident or not
-    /// known to be.
-    fn prefetch(&self, _ids: &[ZapBlock]) -> usize {
-        0
-    }
+    /// Prefetches blocks in this order, as far as they exist, until more reads would queue before
+    /// those that somebody waits for. Reads so many, `least`, in any case.
+    fn prefetch(&self, ids: &[ZapBlock], least: usize) -> Prefetched;
 }

@@ -13,7 +13,6 @@
 //! The leaves of a page that is nearly full do not wait for their turn. A drain goes in the order
 //! of the hash instead, page by page. The sweep itself reads nothing: see [`super::rounds`].
 
-use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 
 use super::OpStep;
@@ -59,8 +58,8 @@ pub(super) struct Sweep {
     urgent: VecDeque<u32>,
     /// Bytes of a name with its value in a page, as last seen.
     name_bytes: u32,
-    /// Windows of filter blocks and pages that were prefetched, and the operations before that.
-    windows: HashMap<u64, u64>,
+    /// Windows of filter blocks and pages that were prefetched.
+    windows: HashMap<u64, Window>,
     /// What cannot be read for now.
     pub(super) skips: Skips,
     /// Names that were added to pages, and those of them that the last step of a drain saw.
@@ -90,6 +89,16 @@ impl Sweep {
     }
 }
 
+/// A window of filter blocks and pages.
+struct Window {
+    /// Operations before it was prefetched.
+    since: u64,
+    /// The number that somebody waited for, which came first.
+    from: u64,
+    /// Blocks that were prefetched.
+    taken: usize,
+}
+
 /// Leaves whose names move together.
 #[derive(Default)]
 pub(super) struct SweepLeaves {
@@ -97,6 +106,8 @@ pub(super) struct SweepLeaves {
     pub(super) hashes: Vec<u32>,
     /// The leaves and their filter blocks.
     pub(super) blocks: Vec<ZapBlock>,
+    /// For each leaf, the number of blocks up to its own.
+    pub(super) ends: Vec<usize>,
     /// Number of leaves that were looked at.
     looks: usize,
     /// Number of blocks that were passed as they are no leaves.
@@ -260,6 +271,7 @@ impl Fat {
             if !found.blocks.contains(&filter) {
                 found.blocks.push(filter);
             }
+            found.ends.push(found.blocks.len());
         }
         is_new
     }
@@ -404,22 +416,31 @@ impl Fat {
     /// Filter blocks and pages to prefetch with one that is not resident: a directory in use soon
     /// needs all of them. Those with its number come first, because somebody waits. Those of a
     /// window are prefetched again after some `operations` for each. So they return together if
-    /// they were evicted, and those that do not fit the cache cost few reads in vain.
+    /// they were evicted, and those that do not fit the cache cost few reads in vain. What the
+    /// device had no capacity for ([`leave_aside`](Self::leave_aside)) comes with the next of them.
     pub(super) fn aside_ahead(&mut self, at: u64, operations: u64) -> Vec<ZapBlock> {
         let filters = (1u64 << self.header.depth).div_ceil(ZAP_FILTER_LEAVES as u64);
+        let pages = if self.header.pages.get() > 0 { 1u64 << self.header.page_depth } else { 0 };
         let blocks = filters.min(WINDOW) + u64::from(self.header.pages.get()).min(WINDOW);
-        match self.sweep.windows.entry(at / WINDOW) {
-            Entry::Occupied(before) if operations < before.get() + WINDOW_AGAIN * blocks => {
-                return Vec::new();
-            }
-            Entry::Occupied(mut before) => drop(before.insert(operations)),
-            Entry::Vacant(new) => drop(new.insert(operations)),
+        let new = || Window { since: operations, from: at, taken: 0 };
+        let window = self.sweep.windows.entry(at / WINDOW).or_insert_with(new);
+        if operations >= window.since + WINDOW_AGAIN * blocks {
+            *window = new();
         }
-        let first = at / WINDOW * WINDOW;
-        let numbers = (at..first + WINDOW).chain(first..at);
-        let pages = 1u64 << self.header.page_depth;
+        let (from, first) = (window.from, at / WINDOW * WINDOW);
+        let numbers = (from..first + WINDOW).chain(first..from);
         let filter = |at| (at < filters).then_some(ZapBlock::Filter(at));
-        let page = |at| (at < pages && self.header.pages.get() > 0).then_some(ZapBlock::Page(at));
-        numbers.flat_map(|at| [filter(at), page(at)]).flatten().collect()
+        let page = |at| (at < pages).then_some(ZapBlock::Page(at));
+        let all = numbers.flat_map(|at| [filter(at), page(at)]).flatten();
+        let left: Vec<ZapBlock> = all.skip(window.taken).collect();
+        window.taken += left.len();
+        left
+    }
+
+    /// The last `left` blocks of the window of a number were not prefetched.
+    pub(super) fn leave_aside(&mut self, at: u64, left: usize) {
+        if let Some(window) = self.sweep.windows.get_mut(&(at / WINDOW)) {
+            window.taken = window.taken.saturating_sub(left);
+        }
     }
 }

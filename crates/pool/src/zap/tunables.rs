@@ -20,8 +20,9 @@ forebay_base::tunables! {
     /// directory for which too little is left works without them until others are closed.
     directory_buffer_percent: percent = 50, 0..=100, runtime, "percent";
 
-    /// Leaves of a directory that get buffered names together in the background. A quarter of them,
-    /// but 16 at least, are read at a time. 0: names move only when somebody else reads their leaf.
+    /// Leaves of a directory that get buffered names together in the background. At most a quarter
+    /// of them, or 16, are read at a time, fewer if reads queue in the device. 0: names move only
+    /// when somebody else reads their leaf.
     directory_merge_reads: u32 = 64, 0..=1024, runtime, "count";
 
     /// Delay of a create when about six tenths of the range are used in which a change buffer that

@@ -112,3 +112,18 @@ fn evicted_filters_and_pages_are_read_ahead_again() {
         store.evict_if(|id| is_aside(&id));
     }
 }
+
+/// If reads would queue in the device, they come in parts: one for each miss.
+#[test]
+fn filters_and_pages_come_in_parts_if_reads_would_queue() {
+    const AT_ONCE: usize = 3;
+    let (zap, store) = cold();
+    store.state.lock().prefetches_at_once = Some(AT_ONCE);
+    create(&zap, NAMES..NAMES + 200);
+    let state = store.state.lock();
+    let is_filter = |id: &ZapBlock| matches!(id, ZapBlock::Filter(_));
+    let filters = state.leaves.keys().filter(|id| is_filter(id)).count();
+    let waited = state.fetched_blocks.iter().filter(|id| is_filter(id)).count();
+    assert!(filters > 4 * AT_ONCE, "{filters}");
+    assert!((2..=filters * 2 / 3).contains(&waited), "{waited} of {filters}");
+}

@@ -165,3 +165,37 @@ fn the_block_that_is_missing_is_prefetched_first() {
     assert_eq!(distinct.len(), ahead.len());
     assert!(ahead.contains(&ZapBlock::Filter(0)), "{ahead:?}");
 }
+
+/// If reads would queue in the device, a batch begins none before the thread waits for it, and few
+/// then.
+#[test]
+fn a_batch_begins_few_reads_if_they_would_queue() {
+    let (zap, store) = evicted(40_000);
+    let mut names = 40_000;
+    while store.state.lock().merge_requests == 0 {
+        zap.insert(&(), &name(names), &VALUE).expect("it is new");
+        names += 1;
+    }
+    store.commit();
+    store.evict_if(|id| !matches!(id, ZapBlock::Page(_)));
+    {
+        let mut state = store.state.lock();
+        state.prefetches_at_once = Some(0);
+        state.prefetched.clear();
+        state.fetched_blocks.clear();
+    }
+    let mut batch = zap.start_merge(64, true);
+    assert_eq!(read(&store), [0, 0]);
+    let (leaves, done) = (batch.leaves(), Cell::new(0));
+    zap.load_merge(&mut batch, || {
+        let [begun, _] = read(&store);
+        assert!(begun <= done.get() + 6, "{begun} leaves when {} are loaded", done.get());
+        done.set(done.get() + 1);
+        false
+    });
+    assert_eq!((batch.leaves(), read(&store)[0]), (leaves, leaves));
+    assert!(leaves > 40, "{leaves} leaves");
+    // Blocks of leaves that split are not read ahead.
+    let waited = &store.state.lock().fetched_blocks;
+    assert!(!waited.iter().any(|id| matches!(id, ZapBlock::Leaf(_))), "{waited:?}");
+}
