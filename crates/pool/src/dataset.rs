@@ -47,10 +47,12 @@ pub struct DatasetSettings {
     pub l2: CacheMode,
     /// What makes an fsync durable.
     pub sync: SyncMode,
-    /// What changes do while the pool is suspended. For the users of the dataset: a transaction
-    /// that begins meanwhile fails in either mode, and [`Pool::wait_resumed`] waits.
+    /// What changes do while the pool is suspended, and reads that find no device. For the users of
+    /// the dataset: both fail in either mode. [`Pool::wait_resumed`] and
+    /// [`Pool::wait_for_devices`] wait.
     ///
     /// [`Pool::wait_resumed`]: crate::Pool::wait_resumed
+    /// [`Pool::wait_for_devices`]: crate::Pool::wait_for_devices
     pub fail_mode: FailMode,
 }
 

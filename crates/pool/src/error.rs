@@ -45,6 +45,8 @@ struct ErrorInner {
     kind: ErrorKind,
     message: String,
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
+    /// See [`Error::is_gone`].
+    gone: bool,
 }
 
 /// Result of the operations of a pool.
@@ -54,7 +56,21 @@ impl Error {
     /// An error of this kind. The message names the object, and the way out if there is one.
     #[cold]
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self(Box::new(ErrorInner { kind, message: message.into(), source: None }))
+        Self(Box::new(ErrorInner { kind, message: message.into(), source: None, gone: false }))
+    }
+
+    /// Notes that no device answers that could have the block.
+    #[must_use]
+    pub(crate) fn gone(mut self) -> Self {
+        self.0.gone = true;
+        self
+    }
+
+    /// Whether a block could not be read because no device answers that could have it. The block is
+    /// not damaged: it can be read once such a device is back, see
+    /// [`Pool::wait_for_devices`](crate::Pool::wait_for_devices).
+    pub fn is_gone(&self) -> bool {
+        self.0.gone
     }
 
     /// Adds the cause.

@@ -135,7 +135,7 @@ pub use tunables::{
     HeartbeatTunables, L2DeviceTunables, OperationTunables, PoolTunables, StoreTunables,
 };
 pub use tx::Transaction;
-pub use txg::{Suspension, TxgCounters, TxgTunables};
+pub use txg::{DevicesWait, Suspension, TxgCounters, TxgTunables};
 pub use wait::Wait;
 pub use zap::{Cookie, Entry, LeavesByPointers, Value, ZapCounters, ZapStats, ZapTunables};
 

@@ -3,12 +3,14 @@
 use forebay_base::arena::Buffer;
 use forebay_base::sync::atomic::Ordering;
 use forebay_io::{
-    Engine as EngineName, Fence, Pending, Priority, RaiseHandle, Request, StableBytes,
+    Engine as EngineName, ErrorKind as IoErrorKind, Fence, Pending, Priority, RaiseHandle, Request,
+    StableBytes,
 };
 
 use super::config::VdevKind;
 use super::vdev::{ReadTime, Vdev, VdevPending};
-use super::{Devices, Place, failed};
+use super::{Devices, Place, failed, label};
+use crate::block_cache::BlockCache;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Dva;
 
@@ -27,6 +29,25 @@ impl Devices {
         let read = vdev.leaf(place.leaf).run(request).into_buffer();
         time.end(read.is_ok());
         read.map_err(|error| vdev.failed(place.leaf, self.noted(error)))
+    }
+
+    /// Whether the device of a place does not answer at all, after a read there has failed with
+    /// `error`. If that may be a bad sector, reads the label as well.
+    pub(crate) fn is_silent(&self, place: Place, error: &Error, memory: &BlockCache) -> bool {
+        let vdev = self.get(place.dva.device).filter(|_| error.kind() == ErrorKind::Device);
+        let Some(leaf) = vdev.map(|vdev| vdev.leaf(place.leaf)) else { return false };
+        let kind = error.device_error().map(forebay_io::Error::kind);
+        // A device is closed when it is opened again: then another index has its place.
+        if leaf.is_missing() || matches!(kind, Some(IoErrorKind::Gone | IoErrorKind::Closed)) {
+            return true;
+        }
+        let device = leaf.device();
+        if device.info().append_only.is_some() {
+            // It was asked for long already.
+            return leaf.outage().is_some();
+        }
+        let label = label::read_at(&**device, 0, self.sector_bytes() as usize, memory);
+        label.is_err_and(|error| error.kind() == ErrorKind::Device)
     }
 
     /// Starts to read from a place into `buffer`. `done` runs exactly once, on any thread, and must

@@ -17,7 +17,7 @@ use crate::block_label::DNODE_BLOCKS;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::DNODES_PER_BLOCK;
 use crate::object::tree::{self, POINTERS, Tree};
-use crate::wait::{Wait, is_would_block};
+use crate::wait::Wait;
 
 use super::{DNODE_BLOCKS_MAX, Objset};
 
@@ -118,11 +118,11 @@ impl Objset {
                     drop(reusable);
                     if from < end {
                         let scanned = self.scan(&tree, from, end, wait);
-                        if is_would_block(&scanned) {
+                        if scanned.as_ref().is_err_and(comes_later) {
                             let mut reusable = self.numbers.reusable.lock();
                             reusable.scan_next = reusable.scan_next.min(from);
                         }
-                        return self.none_if_would_block(scanned.map(|()| None));
+                        return none_if_later(scanned.map(|()| None));
                     }
                     return Ok(None);
                 }
@@ -131,10 +131,10 @@ impl Objset {
         let ptr = match tree::lookup(&self.io.store, &tree, block, wait) {
             Ok(ptr) => ptr,
             Err(error) => {
-                if error.kind() == ErrorKind::WouldBlock {
+                if comes_later(&error) {
                     self.numbers.note_free(block);
                 }
-                return self.none_if_would_block(Err(error));
+                return none_if_later(Err(error));
             }
         };
         if ptr.is_hole() {
@@ -156,11 +156,6 @@ impl Objset {
         }
     }
 
-    /// Turns `WouldBlock` into `None`: the caller uses a fresh block instead.
-    fn none_if_would_block(&self, found: Result<Option<Chunk>>) -> Result<Option<Chunk>> {
-        if is_would_block(&found) { Ok(None) } else { found }
-    }
-
     /// Finds blocks with free dnodes from `from` up to the next indirect block, and before `end`.
     fn scan(&self, tree: &Tree, from: u64, end: u64, wait: Wait) -> Result<()> {
         let end = end.min((from / POINTERS as u64 + 1) * POINTERS as u64);
@@ -172,6 +167,17 @@ impl Objset {
         }
         Ok(())
     }
+}
+
+/// Whether a block may be read later, of which a read has failed so.
+fn comes_later(error: &Error) -> bool {
+    error.kind() == ErrorKind::WouldBlock || error.is_gone()
+}
+
+/// Turns the error of a block that may be read later into `None`: the caller uses a fresh block
+/// instead.
+fn none_if_later(found: Result<Option<Chunk>>) -> Result<Option<Chunk>> {
+    if found.as_ref().is_err_and(comes_later) { Ok(None) } else { found }
 }
 
 /// Mask of the valid numbers of a block: all but 0.

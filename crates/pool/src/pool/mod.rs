@@ -57,7 +57,7 @@ use crate::space::{DeviceSpan, Space, SpaceCounters, SpaceStats};
 use crate::store::Store;
 use crate::tunables::PoolTunables;
 use crate::tx::Transaction;
-use crate::txg::{Suspension, Txgs};
+use crate::txg::{DevicesWait, Suspension, Txgs};
 use crate::wait::Wait;
 use crate::zap::Zap;
 
@@ -222,6 +222,19 @@ impl Pool {
     /// [`ErrorKind::Closed`].
     pub fn wait_resumed(&self, give_up: &dyn Fn() -> bool) -> Result<bool> {
         self.inner.txgs.wait_resumed(give_up)
+    }
+
+    /// For a caller whose read has failed because [no device answers](crate::Error::is_gone):
+    /// commits the open transaction group, which suspends the pool if a device is gone, and waits
+    /// until the group is durable. The read can then be repeated. `give_up` is asked several times
+    /// a second. The calling thread must not have a transaction.
+    ///
+    /// # Errors
+    /// As [`wait_resumed`](Self::wait_resumed); [`ErrorKind::ReadOnly`] if the pool commits
+    /// nothing.
+    pub fn wait_for_devices(&self, give_up: &dyn Fn() -> bool) -> Result<DevicesWait> {
+        self.inner.check_writable()?;
+        self.inner.txgs.wait_for_devices(give_up)
     }
 
     /// The pool's name.

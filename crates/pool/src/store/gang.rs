@@ -254,7 +254,7 @@ impl Store {
             Some(n) => vec![self.gang_place(bp, n)?],
             None => self.gang_places(bp),
         };
-        let mut errors = Vec::new();
+        let mut failures = Vec::new();
         for (at, place) in places.iter().enumerate() {
             match self.gang_copy(bp, *place, n.is_some()) {
                 Ok((sector, pieces)) => {
@@ -267,10 +267,10 @@ impl Store {
                     return Ok((sector, pieces));
                 }
                 Err(error) if error.kind() == ErrorKind::NoMemory => return Err(error),
-                Err(error) => errors.push(error),
+                Err(error) => failures.push((*place, error)),
             }
         }
-        Err(lost(bp, errors))
+        Err(lost(bp, self.judge(bp, failures)))
     }
 
     fn gang_copy(

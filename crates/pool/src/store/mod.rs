@@ -308,9 +308,10 @@ impl Store {
     }
 
     /// Notes in the error log that a read of blocks of this store has failed, if the cause is
-    /// damage. `object` is 0 for the tree of dnodes, else 1 + the number of an object.
+    /// damage: not if no device answers that could have them. `object` is 0 for the tree of dnodes,
+    /// else 1 + the number of an object.
     pub(crate) fn note_damage(&self, object: u64, block: u64, blocks: u64, error: &Error) {
-        let Some(kind) = damage_of(error) else { return };
+        let Some(kind) = damage_of(error).filter(|_| !error.is_gone()) else { return };
         if let Some(dataset) = self.l2.dataset_of_owner(self.owner) {
             self.errors().note(DamagedRange { dataset, object, block, blocks }, kind, 0);
         }

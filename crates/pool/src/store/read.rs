@@ -392,8 +392,8 @@ impl Store {
     /// read once more: the device may have returned wrong bytes for correct data, and losing this
     /// block may suspend the pool or leak space.
     pub(super) fn load_from_devices(&self, bp: &BlockPtrPhys) -> Result<Buffer> {
-        let mut errors = Vec::new();
         if bp.is_gang() {
+            let mut errors = Vec::new();
             for _ in 0..2 {
                 let physical = self.read_gang(bp, None);
                 let read = physical
@@ -407,10 +407,10 @@ impl Store {
             return Err(self.is_lost(bp, errors));
         }
         let birth = Some(bp.birth_txg.get());
-        let mut bad = Vec::new();
+        let (mut bad, mut failures) = (Vec::new(), Vec::new());
         let mut suspect = self.suspect(bp);
         for _ in 0..2 {
-            errors.clear();
+            failures.clear();
             for dva in bp.dvas() {
                 let mut tried = LeafSet::default();
                 let first = suspect.take();
@@ -434,14 +434,32 @@ impl Store {
                             if !bad.contains(&place) {
                                 bad.push(place);
                             }
-                            errors.push(error);
+                            failures.push((place, error));
                         }
                     }
                     next = self.devices.choose(dva, birth, &mut tried);
                 }
             }
         }
-        Err(self.is_lost(bp, errors))
+        Err(self.is_lost(bp, self.judge(bp, failures)))
+    }
+
+    /// The errors of reads of a block, one of each place. If no device answers that could have it,
+    /// only theirs, which say so. A device that is known to miss the block could not have it.
+    #[cold]
+    pub(super) fn judge(&self, bp: &BlockPtrPhys, failures: Vec<(Place, Error)>) -> Vec<Error> {
+        let birth = bp.birth_txg.get();
+        let could_have = |(place, _): &(Place, Error)| !self.devices.misses(*place, birth);
+        let mut able = failures.iter().filter(|failure| could_have(failure)).peekable();
+        let are_gone = able.peek().is_some()
+            && able.all(|(place, error)| self.devices.is_silent(*place, error, self.cache()));
+        match are_gone {
+            true => {
+                let able = failures.into_iter().filter(could_have);
+                able.map(|(_, error)| error.gone()).collect()
+            }
+            false => failures.into_iter().map(|(_, error)| error).collect(),
+        }
     }
 
     /// The place of the first address of which an asynchronous read has got a bad copy.
@@ -454,8 +472,8 @@ impl Store {
     #[cold]
     fn is_lost(&self, bp: &BlockPtrPhys, errors: Vec<Error>) -> Error {
         let error = lost(bp, errors);
-        // A device that comes back by itself has lost nothing.
-        if self.devices.outage().is_none() {
+        // A device that comes back has lost nothing.
+        if !error.is_gone() && self.devices.outage().is_none() {
             self.count(StoreCounters::BLOCKS_LOST, 1);
             self.shared.events.note(EventKind::BlockLost, Event::because(&error));
         }
@@ -583,16 +601,20 @@ pub(super) fn check(bp: &BlockPtrPhys) -> Result<()> {
 }
 
 /// Returns the error for a block without a good copy. If all failures are device errors, the copies
-/// may still be good, so the error is a device error.
+/// may still be good, so the error is a device error. If all say that no device answers, it does.
 #[cold]
 pub(super) fn lost(bp: &BlockPtrPhys, errors: Vec<Error>) -> Error {
     let devices = !errors.is_empty() && errors.iter().all(|e| e.kind() == ErrorKind::Device);
     let kind = if devices { ErrorKind::Device } else { ErrorKind::Corrupt };
     let why: Vec<String> = errors.iter().map(Error::to_string).collect();
     let text = format!("no good copy of {bp:?}: {}", why.join("; "));
+    let error = match devices && errors.iter().all(Error::is_gone) {
+        true => Error::new(kind, text).gone(),
+        false => Error::new(kind, text),
+    };
     match errors.into_iter().next() {
-        Some(first) => Error::new(kind, text).because(first),
-        None => Error::new(kind, text),
+        Some(first) => error.because(first),
+        None => error,
     }
 }
 
@@ -611,11 +633,18 @@ pub(super) fn no_source(error: Error) -> Error {
 struct SharedCause {
     kind: ErrorKind,
     text: String,
+    gone: bool,
 }
 
 impl SharedCause {
     fn of(error: &Error) -> Self {
-        Self { kind: error.kind(), text: error.to_string() }
+        Self { kind: error.kind(), text: error.to_string(), gone: error.is_gone() }
+    }
+
+    /// The error for a waiter.
+    fn error(&self) -> Error {
+        let error = Error::new(self.kind, self.text.clone());
+        if self.gone { error.gone() } else { error }
     }
 }
 
@@ -624,15 +653,14 @@ impl SharedCause {
 fn load_failed(bp: &BlockPtrPhys, error: LoadError) -> Error {
     let kind = match &error {
         LoadError::Failed(source) => {
-            let shared_cause = source.downcast_ref::<SharedCause>();
-            shared_cause.map_or(ErrorKind::Device, |shared_cause| shared_cause.kind)
+            return match source.downcast_ref::<SharedCause>() {
+                Some(shared_cause) => shared_cause.error(),
+                None => Error::new(ErrorKind::Device, source.to_string()),
+            };
         }
         LoadError::Closed => ErrorKind::Closed,
         LoadError::NoMemory(_) => ErrorKind::NoMemory,
         _ => ErrorKind::Device,
     };
-    match error {
-        LoadError::Failed(source) => Error::new(kind, source.to_string()),
-        error => Error::new(kind, format!("{bp:?}: {error}")).because(error),
-    }
+    Error::new(kind, format!("{bp:?}: {error}")).because(error)
 }

@@ -49,7 +49,7 @@ pub use counters::TxgCounters;
 pub use holds::Hold;
 use holds::{EnterOutcome, HoldCell};
 use outage::AskOutage;
-pub use suspension::Suspension;
+pub use suspension::{DevicesWait, Suspension};
 use throttle::Dirty;
 pub use tunables::TxgTunables;
 

@@ -5,7 +5,7 @@ use forebay_base::model::{below, check, join, spawn};
 use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
 
-use super::{TxgTunables, Txgs, Wake};
+use super::{DevicesWait, TxgTunables, Txgs, Wake};
 use crate::error::{Error, ErrorKind};
 
 /// The txg that the sync thread writes.
@@ -84,6 +84,44 @@ fn clears_end_a_suspension() {
     });
 }
 
+/// A reader whose devices are gone waits for a txg that is written after its read has failed,
+/// whether the sync thread notices that before, meanwhile, or not at all. It never sleeps forever.
+#[test]
+fn a_wait_for_devices_ends_with_a_later_txg() {
+    check(9000, || {
+        let (txgs, failures) = (txgs(), Arc::new(AtomicU64::new(below(3) as u64)));
+        let syncing = {
+            let (txgs, failures) = (Arc::clone(&txgs), Arc::clone(&failures));
+            spawn(move || sync_thread(&txgs, &failures))
+        };
+        let reader = || {
+            let txgs = Arc::clone(&txgs);
+            spawn(move || {
+                let open = txgs.open_txg();
+                let ended = txgs.wait_for_devices(&|| false).expect("the device will work");
+                assert!(txgs.synced_txg() >= open, "no txg was written since");
+                assert_ne!(ended, DevicesWait::GaveUp);
+            })
+        };
+        let readers = [reader(), reader()];
+        let clearer = {
+            let (txgs, failures) = (Arc::clone(&txgs), Arc::clone(&failures));
+            spawn(move || {
+                while txgs.synced_txg() < TXG || failures.load(Ordering::SeqCst) > 0 {
+                    if txgs.suspension().is_none() || txgs.clear().is_err() {
+                        forebay_base::sync::thread::yield_now();
+                    }
+                }
+            })
+        };
+        join(readers);
+        join([clearer]);
+        assert!(txgs.suspension().is_none());
+        txgs.close();
+        join([syncing]);
+    });
+}
+
 /// An export ends a park and all waits, also while other threads clear the pool.
 #[test]
 fn an_export_ends_a_suspension() {
@@ -100,6 +138,7 @@ fn an_export_ends_a_suspension() {
         let others = [
             of(|txgs| drop(txgs.wait_synced(TXG))),
             of(|txgs| drop(txgs.wait_resumed(&|| false))),
+            of(|txgs| drop(txgs.wait_for_devices(&|| false))),
             of(|txgs| {
                 drop(txgs.clear());
                 drop(txgs.clear());

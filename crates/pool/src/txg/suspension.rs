@@ -20,6 +20,17 @@ use crate::error::{Error, ErrorKind, Result};
 /// Interval at which a thread that waits for the end of a suspension asks whether to give up.
 const GIVE_UP_INTERVAL: Duration = Duration::from_millis(250);
 
+/// How a wait for devices has ended that did not answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DevicesWait {
+    /// They were gone, and are said to be back: the suspension has ended, or the outage.
+    Back,
+    /// A transaction group became durable, without a suspension in sight: they take writes.
+    Durable,
+    /// The caller gave up.
+    GaveUp,
+}
+
 /// Why a pool is suspended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -188,6 +199,39 @@ impl Txgs {
                 if outage.is_none() {
                     return Ok(true);
                 }
+            }
+            self.durable.wait_timeout(&mut state, GIVE_UP_INTERVAL);
+        }
+    }
+
+    /// Commits the open txg, and waits until it is durable. If a device is gone, that suspends the
+    /// txgs: so people learn of it, and `clear` ends the wait. If it is away, the wait ends once it
+    /// is back. `give_up` is asked now and then, without locks.
+    ///
+    /// # Errors
+    /// As [`wait_resumed`](Self::wait_resumed).
+    pub fn wait_for_devices(&self, give_up: &dyn Fn() -> bool) -> Result<DevicesWait> {
+        let (txg, parks) = {
+            let mut state = self.state.lock();
+            state.wanted = state.wanted.max(state.open);
+            self.work.notify_all();
+            (state.open, state.parks - u64::from(state.may_resume()))
+        };
+        let mut was_away = false;
+        loop {
+            if give_up() {
+                return Ok(DevicesWait::GaveUp);
+            }
+            was_away |= self.outage().is_some();
+            let mut state = self.state.lock();
+            if state.synced >= txg {
+                return Ok(match was_away || state.parks > parks {
+                    true => DevicesWait::Back,
+                    false => DevicesWait::Durable,
+                });
+            }
+            if !state.may_resume() {
+                state.check_running()?;
             }
             self.durable.wait_timeout(&mut state, GIVE_UP_INTERVAL);
         }

@@ -16,7 +16,8 @@ pub(super) struct LostBlock {
 impl LostBlock {
     /// `is_pointer`: its block pointer could not be read, so nothing is known about the block.
     pub(super) fn new(block: ZapBlock, is_pointer: bool, error: Error) -> Self {
-        let is_defect = matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Device);
+        let is_bad = matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Device);
+        let is_defect = is_bad && !error.is_gone();
         Self { block, is_damaged: is_defect && !is_pointer, error }
     }
 }

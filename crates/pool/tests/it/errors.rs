@@ -7,6 +7,7 @@ use forebay_base::arena::{Arena, ArenaConfig, HugePages};
 use forebay_base::testing::{events, record_events};
 use forebay_io::fault::{Fault, FaultDevice, Rule};
 use forebay_io::{Device, Op, Request};
+use forebay_pool::format::label::LABEL_BYTES;
 use forebay_pool::format::{Compression, DamageKind};
 use forebay_pool::inspect::{BlockOwner, Inspector, ObjsetName};
 use forebay_pool::{
@@ -248,7 +249,16 @@ fn errors_of_a_device_are_told_until_they_are_cleared() {
     let pool = import(&device, &cache);
     let data = pool.dataset("data").expect("it");
     let object = data.object(number).expect("it");
-    faulty.add(Rule::new(Fault::Error(5)).on(Op::Read));
+    let broken = || Rule::new(Fault::Error(5)).on(Op::Read);
+    faulty.add(broken());
+    let error = object.read(0, &mut [0; RECORD as usize]).expect_err("it cannot be read");
+    faulty.clear();
+    assert!(
+        error.is_gone() && pool.damage().damage.is_empty(),
+        "the device may come back: {error}"
+    );
+    // It answers: its label can be read.
+    faulty.add(broken().within(LABEL_BYTES..64 * MIB));
     object.read(0, &mut [0; RECORD as usize]).expect_err("it cannot be read");
     faulty.clear();
     assert_eq!(pool.damage().damage[0].kind, DamageKind::Unreadable);

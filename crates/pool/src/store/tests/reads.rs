@@ -8,7 +8,7 @@ use forebay_io::{Op, Priority};
 use zerocopy::little_endian::{U32, U64};
 
 use super::{Fixture, block_cache, fixture, fixture_over, fixture_with, mirror_fixture, props};
-use crate::error::ErrorKind;
+use crate::error::{Error, ErrorKind};
 use crate::format::{BlockPtrPhys, Compression, Dva, DvaPhys};
 use crate::store::counters::StoreCounters;
 
@@ -72,6 +72,76 @@ fn a_device_that_fails_is_gone_around() {
     let error = fixture.store.read(&bp, Attributes::DATA).map(drop).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Device);
     fixture.faults.iter().for_each(|device| device.clear());
+    fixture.audit();
+}
+
+/// `ENODEV`: the device is gone.
+const GONE: i32 = 19;
+
+fn failure(fixture: &Fixture, bp: &BlockPtrPhys) -> Error {
+    fixture.forget(bp);
+    fixture.store.read(bp, Attributes::DATA).map(drop).unwrap_err()
+}
+
+/// Also if they do not say that they are gone, but fail whatever is read; and the pieces of a gang.
+#[test]
+fn a_block_is_gone_if_no_device_answers_that_could_have_it() {
+    for (errno, largest) in [(GONE, u64::MAX), (5, u64::MAX), (GONE, 4096), (5, 4096)] {
+        let mut fixture = fixture(2);
+        fixture.space.largest = largest;
+        let (bp, content) = fixture.write(16 << 10, &props(2, Compression::Off));
+        fixture.store.wait_and_flush().unwrap();
+        for device in &fixture.faults {
+            device.add(Rule::new(Fault::Error(errno)));
+        }
+        let error = failure(&fixture, &bp);
+        assert!(error.is_gone() && error.kind() == ErrorKind::Device, "{errno} {largest}: {error}");
+        assert_eq!(fixture.counted(StoreCounters::BLOCKS_LOST), 0, "it may come back");
+        fixture.faults[1].clear();
+        assert_eq!(fixture.store.read(&bp, Attributes::DATA).unwrap()[..], content);
+        fixture.faults[0].clear();
+        fixture.audit();
+    }
+}
+
+#[test]
+fn bad_sectors_and_wrong_checksums_are_not_gone() {
+    let mut fixture = fixture(2);
+    let (bp, _) = fixture.write(16 << 10, &props(2, Compression::Off));
+    fixture.store.wait_and_flush().unwrap();
+    let bytes = bp.allocated_bytes(512);
+    for dva in bp.dvas() {
+        let bad = Rule::new(Fault::Error(5)).on(Op::Read).within(dva.offset..dva.offset + 512);
+        fixture.faults[usize::from(dva.device)].add(bad);
+    }
+    let error = failure(&fixture, &bp);
+    assert!(!error.is_gone() && error.kind() == ErrorKind::Device, "{error}");
+    fixture.faults.iter().for_each(|device| device.clear());
+    let [first, second] = bp.copies.map(|copy| copy.get().unwrap());
+    fixture.rot(second, bytes);
+    fixture.faults[usize::from(first.device)].add(Rule::new(Fault::Error(GONE)));
+    let error = failure(&fixture, &bp);
+    assert!(!error.is_gone() && error.kind() == ErrorKind::Corrupt, "{error}");
+    assert_eq!(fixture.counted(StoreCounters::BLOCKS_LOST), 2);
+    fixture.faults.iter().for_each(|device| device.clear());
+    fixture.audit();
+}
+
+/// A side that was written without the block cannot have it, and has no wrong checksum.
+#[test]
+fn a_block_is_gone_with_the_only_side_that_has_it() {
+    let mut fixture = mirror_fixture();
+    fixture.store.devices().begin_txg(5);
+    fixture.faults[1].add(Rule::new(Fault::Error(5)).on(Op::Write));
+    let (bp, content) = fixture.write(16 << 10, &props(1, Compression::Off));
+    fixture.store.wait_and_flush().unwrap();
+    fixture.faults[1].clear();
+    assert!(fixture.store.devices().get(0).unwrap().status().missed(1).is_some());
+    fixture.faults[0].add(Rule::new(Fault::Error(GONE)));
+    let error = failure(&fixture, &bp);
+    assert!(error.is_gone() && error.kind() == ErrorKind::Device, "{error}");
+    fixture.faults[0].clear();
+    assert_eq!(fixture.store.read(&bp, Attributes::DATA).unwrap()[..], content);
     fixture.audit();
 }
 
