@@ -281,7 +281,7 @@ fn send<T>(reply: impl Reply<T>, result: Result<T, Errno>) {
 }
 
 impl Server for NullFs {
-    fn lookup(&self, parent: u64, name: &[u8], reply: impl Reply<Dentry>) {
+    fn lookup(&self, _caller: Caller, parent: u64, name: &[u8], reply: impl Reply<Dentry>) {
         let found = self.with_directory(parent, |directory| Ok(directory.get(name)));
         send(
             reply,
@@ -300,7 +300,7 @@ impl Server for NullFs {
         }
     }
 
-    fn getattr(&self, ino: u64, reply: impl Reply<Attributes>) {
+    fn getattr(&self, _caller: Caller, ino: u64, reply: impl Reply<Attributes>) {
         send(reply, self.attributes(ino));
     }
 
@@ -320,7 +320,7 @@ impl Server for NullFs {
         send(reply, done.and_then(|()| self.attributes(ino)));
     }
 
-    fn readlink(&self, _ino: u64, reply: DataReply) {
+    fn readlink(&self, _caller: Caller, _ino: u64, reply: DataReply) {
         reply.error(libc::EINVAL);
     }
 
@@ -394,7 +394,15 @@ impl Server for NullFs {
         reply.ok(());
     }
 
-    fn read(&self, ino: u64, _handle: u64, offset: u64, len: u32, reply: DataReply) {
+    fn read(
+        &self,
+        _caller: Caller,
+        ino: u64,
+        _handle: u64,
+        offset: u64,
+        len: u32,
+        reply: DataReply,
+    ) {
         match self.with_node(ino, |node| node.size) {
             Ok(size) => {
                 let there = size.saturating_sub(offset).min(u64::from(len)) as usize;
@@ -421,15 +429,15 @@ impl Server for NullFs {
         reply.ok(());
     }
 
-    fn opendir(&self, _ino: u64, reply: impl Reply<Opened>) {
+    fn opendir(&self, _caller: Caller, _ino: u64, reply: impl Reply<Opened>) {
         reply.ok(Opened { handle: 0, cached: false });
     }
 
-    fn readdir(&self, ino: u64, _handle: u64, from: u64, reply: DirReply) {
+    fn readdir(&self, _caller: Caller, ino: u64, _handle: u64, from: u64, reply: DirReply) {
         self.list(ino, from, reply, false);
     }
 
-    fn readdirplus(&self, ino: u64, _handle: u64, from: u64, reply: DirReply) {
+    fn readdirplus(&self, _caller: Caller, ino: u64, _handle: u64, from: u64, reply: DirReply) {
         self.list(ino, from, reply, true);
     }
 
@@ -466,7 +474,7 @@ impl Server for NullFs {
         reply.error(libc::ENOSYS);
     }
 
-    fn getxattr(&self, _ino: u64, _name: &[u8], _size: u32, reply: XattrReply) {
+    fn getxattr(&self, _caller: Caller, _ino: u64, _name: &[u8], _size: u32, reply: XattrReply) {
         reply.error(libc::ENOSYS);
     }
 
@@ -499,6 +507,7 @@ impl Server for NullFs {
 
     fn seek(
         &self,
+        _caller: Caller,
         _ino: u64,
         _handle: u64,
         _offset: u64,

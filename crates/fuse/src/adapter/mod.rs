@@ -88,9 +88,10 @@ pub fn mount(fs: FileSystem, at: &Path, options: &MountOptions) -> Result<Mount,
 /// # While the pool is suspended
 ///
 /// Changes and fsyncs of a dataset with `failmode=wait` wait on worker threads until the pool is
-/// cleared. A receiving thread that blocks goes on when the pool is suspended, so that reads go on:
-/// it hands its write over. The data of such writes has a larger bound, and only beyond that does a
-/// receiving thread wait. A request of a killed process is answered with `EINTR`.
+/// cleared, and so does what needs a block that is on no device that answers. A receiving thread
+/// that blocks goes on when the pool is suspended, so that reads go on: it hands its write over.
+/// The data of such writes has a larger bound, and only beyond that does a receiving thread wait. A
+/// request of a killed process is answered with `EINTR`.
 struct Adapter {
     fs: FileSystem,
     /// The same file system in non-blocking mode, for the first attempt of an operation.

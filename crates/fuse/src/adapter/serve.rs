@@ -40,15 +40,8 @@ macro_rules! attempt {
     }};
 }
 
-/// As `attempt`, for operations that change nothing and whose result is the reply.
+/// As `attempt`, for operations on behalf of a caller whose result is the reply.
 macro_rules! reply {
-    ($this:ident, $op:expr, $reply:ident, [$($kept:ident),*], |$fs:ident| $operation:expr) => {
-        attempt!($this, 0, $op, [$($kept),*], |$fs| $operation, |metrics, result| finish(metrics, $reply, result))
-    };
-}
-
-/// As `reply`, for changes on behalf of a caller.
-macro_rules! change {
     ($this:ident, $caller:ident, $op:expr, $reply:ident, [$($kept:ident),*], |$fs:ident| $operation:expr) => {
         attempt!($this, $caller.pid, $op, [$($kept),*], |$fs| $operation, |metrics, result| finish(metrics, $reply, result))
     };
@@ -143,10 +136,10 @@ impl Adapter {
         }
     }
 
-    fn list(&self, what: Listing, mut reply: DirReply) {
+    fn list(&self, caller: Caller, what: Listing, mut reply: DirReply) {
         let result = list(&self.non_blocking, what, &mut reply);
         if would_block(&result) && reply.is_empty() {
-            self.defer(0, Op::Readdir, move |fs, metrics| {
+            self.defer(caller.pid, Op::Readdir, move |fs, metrics| {
                 let result = list(fs, what, &mut reply);
                 finish_listing(metrics, reply, result);
             });
@@ -156,7 +149,13 @@ impl Adapter {
     }
 
     /// Continues a read that must wait for a device, without blocking a thread.
-    fn read_async(&self, ino: u64, handle: u64, offset: u64, len: u32, mut reply: DataReply) {
+    fn read_async(
+        &self,
+        caller: Caller,
+        (ino, handle): (u64, u64),
+        (offset, len): (u64, u32),
+        mut reply: DataReply,
+    ) {
         reply.fetching();
         self.metrics.counters.add(
             crate::counters::MountCounters::WOULD_BLOCK,
@@ -168,12 +167,13 @@ impl Adapter {
             Ok(data) => reply.data(data),
             Err(error) => reply.error(errno(&metrics, &error)),
         };
-        self.fs.read_async(Ino(ino), handles::handle(handle), offset, len as usize, Box::new(done));
+        let (fs, handle) = (self.fs.for_process(caller.pid), handles::handle(handle));
+        fs.read_async(Ino(ino), handle, offset, len as usize, Box::new(done));
     }
 }
 
 impl Server for Adapter {
-    fn lookup(&self, parent: u64, name: &[u8], reply: impl Reply<Dentry>) {
+    fn lookup(&self, caller: Caller, parent: u64, name: &[u8], reply: impl Reply<Dentry>) {
         let end = |metrics: &MountMetrics, result: Result<forebay_fs::Entry, Error>| match result {
             Err(error) if error.kind() == forebay_fs::ErrorKind::NotFound => {
                 reply.ok(Dentry::Negative)
@@ -186,7 +186,7 @@ impl Server for Adapter {
         };
         attempt!(
             self,
-            0,
+            caller.pid,
             Op::Lookup,
             [name],
             |fs| fs.lookup(Ino(parent), name),
@@ -198,26 +198,33 @@ impl Server for Adapter {
         self.fs.forget(Ino(ino), count);
     }
 
-    fn getattr(&self, ino: u64, reply: impl Reply<Attributes>) {
-        reply!(self, Op::Getattr, reply, [], |fs| fs
+    fn getattr(&self, caller: Caller, ino: u64, reply: impl Reply<Attributes>) {
+        reply!(self, caller, Op::Getattr, reply, [], |fs| fs
             .getattr(Ino(ino))
             .map(|attr| convert::attributes(&attr)));
     }
 
     fn setattr(&self, caller: Caller, ino: u64, set: SetAttributes, reply: impl Reply<Attributes>) {
         let (set, caller) = (convert::set(&set), convert::caller(caller));
-        change!(self, caller, Op::Setattr, reply, [], |fs| fs
+        reply!(self, caller, Op::Setattr, reply, [], |fs| fs
             .setattr(Ino(ino), &set, caller)
             .map(|attr| convert::attributes(&attr)));
     }
 
-    fn readlink(&self, ino: u64, reply: DataReply) {
-        attempt!(self, 0, Op::Readlink, [], |fs| fs.readlink(Ino(ino)), |metrics, result| {
-            match result {
-                Ok(path) => reply.data(&path),
-                Err(error) => reply.error(errno(metrics, &error)),
+    fn readlink(&self, caller: Caller, ino: u64, reply: DataReply) {
+        attempt!(
+            self,
+            caller.pid,
+            Op::Readlink,
+            [],
+            |fs| fs.readlink(Ino(ino)),
+            |metrics, result| {
+                match result {
+                    Ok(path) => reply.data(&path),
+                    Err(error) => reply.error(errno(metrics, &error)),
+                }
             }
-        });
+        );
     }
 
     fn make(
@@ -231,7 +238,7 @@ impl Server for Adapter {
         let caller = convert::caller(caller);
         let (kind, mode, rdev) = (convert::file_kind(node.kind), node.mode, node.rdev);
         let (has_target, target) = (node.target.is_some(), node.target.unwrap_or_default());
-        change!(self, caller, Op::Make, reply, [name, target], |fs| {
+        reply!(self, caller, Op::Make, reply, [name, target], |fs| {
             let node = NewNode { kind, mode, rdev, target: has_target.then_some(target) };
             let made = fs.make(Ino(parent), name, &node, caller);
             made.map(|entry| Dentry::Positive(convert::attributes(&entry.attr)))
@@ -249,7 +256,7 @@ impl Server for Adapter {
     ) {
         let (caller, cached) = (convert::caller(caller), self.kernel_cache);
         let writers = self.writers.clone();
-        change!(self, caller, Op::Create, reply, [name], |fs| fs
+        reply!(self, caller, Op::Create, reply, [name], |fs| fs
             .create(Ino(parent), name, mode, caller)
             .map(|(entry, handle)| {
                 writers.opened(entry.attr.ino.0, how);
@@ -270,15 +277,15 @@ impl Server for Adapter {
                 finish(metrics, reply, link(fs, &name));
             });
         }
-        change!(self, caller, Op::Link, reply, [name], |fs| link(fs, name));
+        reply!(self, caller, Op::Link, reply, [name], |fs| link(fs, name));
     }
 
     fn unlink(&self, caller: Caller, parent: u64, name: &[u8], reply: impl Reply<()>) {
-        change!(self, caller, Op::Unlink, reply, [name], |fs| fs.unlink(Ino(parent), name));
+        reply!(self, caller, Op::Unlink, reply, [name], |fs| fs.unlink(Ino(parent), name));
     }
 
     fn rmdir(&self, caller: Caller, parent: u64, name: &[u8], reply: impl Reply<()>) {
-        change!(self, caller, Op::Rmdir, reply, [name], |fs| fs.rmdir(Ino(parent), name));
+        reply!(self, caller, Op::Rmdir, reply, [name], |fs| fs.rmdir(Ino(parent), name));
     }
 
     fn rename(
@@ -307,19 +314,17 @@ impl Server for Adapter {
                 });
             }
         }
-        change!(self, caller, Op::Rename, reply, [name, new_name], |fs| rename(fs, name, new_name));
+        reply!(self, caller, Op::Rename, reply, [name, new_name], |fs| rename(fs, name, new_name));
     }
 
     fn open(&self, caller: Caller, ino: u64, how: OpenHow, reply: impl Reply<Opened>) {
         let cached = self.kernel_cache;
         let truncate = how.truncate.then(|| convert::caller(caller));
         let writers = self.writers.clone();
-        change!(self, caller, Op::Open, reply, [], |fs| fs.open(Ino(ino), truncate).map(
-            |handle| {
-                writers.opened(ino, how);
-                Opened { handle: handles::pack(handle, how), cached }
-            }
-        ));
+        reply!(self, caller, Op::Open, reply, [], |fs| fs.open(Ino(ino), truncate).map(|handle| {
+            writers.opened(ino, how);
+            Opened { handle: handles::pack(handle, how), cached }
+        }));
     }
 
     fn release(&self, ino: u64, handle: u64, reply: impl Reply<()>) {
@@ -330,7 +335,7 @@ impl Server for Adapter {
         reply.ok(());
     }
 
-    fn read(&self, ino: u64, handle: u64, offset: u64, len: u32, reply: DataReply) {
+    fn read(&self, caller: Caller, ino: u64, handle: u64, offset: u64, len: u32, reply: DataReply) {
         let mut reply = Some(reply);
         let opened = handles::handle(handle);
         let result = self.non_blocking.read(Ino(ino), opened, offset, len as usize, &mut |data| {
@@ -342,7 +347,7 @@ impl Server for Adapter {
         let Some(reply) = reply else { return };
         match result {
             Err(error) if error.kind() == forebay_fs::ErrorKind::WouldBlock => {
-                self.read_async(ino, handle, offset, len, reply);
+                self.read_async(caller, (ino, handle), (offset, len), reply);
             }
             Err(error) => reply.error(errno(&self.metrics, &error)),
             Ok(()) => reply.data(&[]),
@@ -409,19 +414,21 @@ impl Server for Adapter {
         });
     }
 
-    fn opendir(&self, ino: u64, reply: impl Reply<Opened>) {
+    fn opendir(&self, caller: Caller, ino: u64, reply: impl Reply<Opened>) {
         let cached = self.kernel_cache;
-        reply!(self, Op::Opendir, reply, [], |fs| fs
+        reply!(self, caller, Op::Opendir, reply, [], |fs| fs
             .opendir(Ino(ino))
             .map(|handle| Opened { handle: handle.0, cached }));
     }
 
-    fn readdir(&self, ino: u64, handle: u64, from: u64, reply: DirReply) {
-        self.list(Listing { ino: Ino(ino), handle: Handle(handle), from, plus: false }, reply);
+    fn readdir(&self, caller: Caller, ino: u64, handle: u64, from: u64, reply: DirReply) {
+        let what = Listing { ino: Ino(ino), handle: Handle(handle), from, plus: false };
+        self.list(caller, what, reply);
     }
 
-    fn readdirplus(&self, ino: u64, handle: u64, from: u64, reply: DirReply) {
-        self.list(Listing { ino: Ino(ino), handle: Handle(handle), from, plus: true }, reply);
+    fn readdirplus(&self, caller: Caller, ino: u64, handle: u64, from: u64, reply: DirReply) {
+        let what = Listing { ino: Ino(ino), handle: Handle(handle), from, plus: true };
+        self.list(caller, what, reply);
     }
 
     fn releasedir(&self, _ino: u64, handle: u64, reply: impl Reply<()>) {
@@ -436,7 +443,8 @@ impl Server for Adapter {
     }
 
     fn statfs(&self, reply: impl Reply<Usage>) {
-        reply!(self, Op::Statfs, reply, [], |fs| fs.statfs().map(|usage| convert::usage(&usage)));
+        // Never waits.
+        finish(&self.metrics, reply, self.fs.statfs().map(|usage| convert::usage(&usage)));
     }
 
     fn setxattr(
@@ -449,7 +457,7 @@ impl Server for Adapter {
         reply: impl Reply<()>,
     ) {
         let Some(mode) = convert::xattr(flags) else { return reply.error(libc::EINVAL) };
-        change!(self, caller, Op::Xattr, reply, [name, value], |fs| fs.setxattr(
+        reply!(self, caller, Op::Xattr, reply, [name, value], |fs| fs.setxattr(
             Ino(ino),
             name,
             value,
@@ -457,10 +465,10 @@ impl Server for Adapter {
         ));
     }
 
-    fn getxattr(&self, ino: u64, name: &[u8], size: u32, reply: XattrReply) {
+    fn getxattr(&self, caller: Caller, ino: u64, name: &[u8], size: u32, reply: XattrReply) {
         attempt!(
             self,
-            0,
+            caller.pid,
             Op::Xattr,
             [name],
             |fs| fs.getxattr(Ino(ino), name),
@@ -471,7 +479,7 @@ impl Server for Adapter {
     fn listxattr(&self, caller: Caller, ino: u64, size: u32, reply: XattrReply) {
         attempt!(
             self,
-            0,
+            caller.pid,
             Op::Xattr,
             [],
             |fs| fs.listxattr(Ino(ino), || client::is_admin(caller.pid)),
@@ -482,7 +490,7 @@ impl Server for Adapter {
     }
 
     fn removexattr(&self, caller: Caller, ino: u64, name: &[u8], reply: impl Reply<()>) {
-        change!(self, caller, Op::Xattr, reply, [name], |fs| fs.removexattr(Ino(ino), name));
+        reply!(self, caller, Op::Xattr, reply, [name], |fs| fs.removexattr(Ino(ino), name));
     }
 
     fn fallocate(
@@ -501,7 +509,7 @@ impl Server for Adapter {
             fs.fallocate(Ino(ino), handles::handle(handle), offset, len, mode, caller)
         };
         if sync_mode == SyncMode::None {
-            return change!(self, caller, Op::Fallocate, reply, [], |fs| allocate(fs));
+            return reply!(self, caller, Op::Fallocate, reply, [], |fs| allocate(fs));
         }
         self.defer(caller.pid, Op::Fallocate, move |fs, metrics| {
             let done = allocate(fs).and_then(|()| sync_change(fs, ino, sync_mode, ()));
@@ -509,7 +517,15 @@ impl Server for Adapter {
         });
     }
 
-    fn seek(&self, ino: u64, handle: u64, offset: u64, whence: i32, reply: impl Reply<Position>) {
+    fn seek(
+        &self,
+        caller: Caller,
+        ino: u64,
+        handle: u64,
+        offset: u64,
+        whence: i32,
+        reply: impl Reply<Position>,
+    ) {
         let what = match whence {
             libc::SEEK_DATA => Seek::Data,
             libc::SEEK_HOLE => Seek::Hole,
@@ -519,12 +535,16 @@ impl Server for Adapter {
             fs.seek(Ino(ino), handles::handle(handle), offset, what).map(Position)
         };
         if !self.writers.has(ino) {
-            return reply!(self, Op::Seek, reply, [], |fs| seek(fs));
+            return reply!(self, caller, Op::Seek, reply, [], |fs| seek(fs));
         }
-        let (fs, metrics, operation) = (self.fs.clone(), self.metrics.clone(), waits::carry());
+        let (metrics, operation) = (self.metrics.clone(), waits::carry());
+        let fs = self.fs.for_process(caller.pid);
+        // On a worker: devices may be gone, and others need that thread.
         let job = move || {
-            operation.resume();
-            finish(&metrics, reply, seek(&fs));
+            fs.spawn(Box::new(move |fs| {
+                operation.resume();
+                finish(&metrics, reply, seek(fs));
+            }));
         };
         self.write_back.run_after(ino, Box::new(job));
     }

@@ -175,7 +175,7 @@ fn list(open: &OpenFile, blocking: bool, from: u64, reply: &mut DirReply) -> Res
 }
 
 impl Server for Follow {
-    fn lookup(&self, parent: u64, name: &[u8], reply: impl Reply<Dentry>) {
+    fn lookup(&self, _caller: Caller, parent: u64, name: &[u8], reply: impl Reply<Dentry>) {
         let name = name.to_vec();
         let job = move |shared: &Shared, blocking: bool| {
             shared.try_on(parent, blocking, |group, parent| {
@@ -189,7 +189,7 @@ impl Server for Follow {
         self.0.nodes.forget(ino, count);
     }
 
-    fn getattr(&self, ino: u64, reply: impl Reply<Attributes>) {
+    fn getattr(&self, _caller: Caller, ino: u64, reply: impl Reply<Attributes>) {
         self.on_node(Op::Getattr, ino, reply, |fs, ino| {
             let attr = fs.getattr(ino)?;
             // The number is that of the inode, whatever that of the node is.
@@ -197,7 +197,7 @@ impl Server for Follow {
         });
     }
 
-    fn readlink(&self, ino: u64, reply: DataReply) {
+    fn readlink(&self, _caller: Caller, ino: u64, reply: DataReply) {
         let job = move |shared: &Shared, blocking: bool| {
             shared.try_on(ino, blocking, |group, ino| fs_of(group, blocking).readlink(ino))
         };
@@ -232,7 +232,15 @@ impl Server for Follow {
         reply.ok(());
     }
 
-    fn read(&self, _ino: u64, handle: u64, offset: u64, len: u32, reply: DataReply) {
+    fn read(
+        &self,
+        _caller: Caller,
+        _ino: u64,
+        handle: u64,
+        offset: u64,
+        len: u32,
+        reply: DataReply,
+    ) {
         let open = match self.0.open_file(handle) {
             Ok(open) => open,
             Err(Errno(errno)) => return reply.error(errno),
@@ -262,7 +270,7 @@ impl Server for Follow {
         }
     }
 
-    fn opendir(&self, ino: u64, reply: impl Reply<Opened>) {
+    fn opendir(&self, _caller: Caller, ino: u64, reply: impl Reply<Opened>) {
         let job = move |shared: &Shared, blocking: bool| {
             shared.try_on(ino, blocking, |group, ino| {
                 shared.groups.files.open((group, fs_of(group, blocking)), ino, None)
@@ -273,7 +281,7 @@ impl Server for Follow {
         });
     }
 
-    fn readdir(&self, _ino: u64, handle: u64, from: u64, mut reply: DirReply) {
+    fn readdir(&self, _caller: Caller, _ino: u64, handle: u64, from: u64, mut reply: DirReply) {
         let open = match self.0.open_file(handle) {
             Ok(open) => open,
             Err(Errno(errno)) => return reply.error(errno),
@@ -297,8 +305,8 @@ impl Server for Follow {
     }
 
     /// The handshake refuses it.
-    fn readdirplus(&self, ino: u64, handle: u64, from: u64, reply: DirReply) {
-        self.readdir(ino, handle, from, reply);
+    fn readdirplus(&self, caller: Caller, ino: u64, handle: u64, from: u64, reply: DirReply) {
+        self.readdir(caller, ino, handle, from, reply);
     }
 
     fn releasedir(&self, ino: u64, handle: u64, reply: impl Reply<()>) {
@@ -309,7 +317,7 @@ impl Server for Follow {
         self.on_node(Op::Statfs, 1, reply, |fs, _| fs.statfs().map(|usage| convert::usage(&usage)));
     }
 
-    fn getxattr(&self, ino: u64, name: &[u8], size: u32, reply: XattrReply) {
+    fn getxattr(&self, _caller: Caller, ino: u64, name: &[u8], size: u32, reply: XattrReply) {
         let name = name.to_vec();
         let job = move |shared: &Shared, blocking: bool| {
             shared.try_on(ino, blocking, |group, ino| fs_of(group, blocking).getxattr(ino, &name))
@@ -327,7 +335,15 @@ impl Server for Follow {
         self.run(Op::Xattr, job, move |_, done| reply_value(reply, size, done));
     }
 
-    fn seek(&self, _ino: u64, handle: u64, offset: u64, whence: i32, reply: impl Reply<Position>) {
+    fn seek(
+        &self,
+        _caller: Caller,
+        _ino: u64,
+        handle: u64,
+        offset: u64,
+        whence: i32,
+        reply: impl Reply<Position>,
+    ) {
         let what = match whence {
             libc::SEEK_DATA => Seek::Data,
             libc::SEEK_HOLE => Seek::Hole,

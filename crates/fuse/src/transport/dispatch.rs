@@ -124,9 +124,9 @@ impl<S: Server> fuser::Filesystem for Dispatcher<S> {
         Ok(())
     }
 
-    fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: fuser::ReplyEntry) {
+    fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: fuser::ReplyEntry) {
         let timer = self.metrics.begin(Op::Lookup);
-        self.server.lookup(parent.0, name.as_bytes(), Timed { reply, timer });
+        self.server.lookup(caller(request), parent.0, name.as_bytes(), Timed { reply, timer });
     }
 
     fn forget(&self, _request: &Request, ino: INodeNo, count: u64) {
@@ -136,13 +136,13 @@ impl<S: Server> fuser::Filesystem for Dispatcher<S> {
 
     fn getattr(
         &self,
-        _request: &Request,
+        request: &Request,
         ino: INodeNo,
         _handle: Option<FileHandle>,
         reply: fuser::ReplyAttr,
     ) {
         let timer = self.metrics.begin(Op::Getattr);
-        self.server.getattr(ino.0, Timed { reply, timer });
+        self.server.getattr(caller(request), ino.0, Timed { reply, timer });
     }
 
     fn setattr(
@@ -176,9 +176,9 @@ impl<S: Server> fuser::Filesystem for Dispatcher<S> {
         self.server.setattr(caller(request), ino.0, set, Timed { reply, timer });
     }
 
-    fn readlink(&self, _request: &Request, ino: INodeNo, reply: fuser::ReplyData) {
+    fn readlink(&self, request: &Request, ino: INodeNo, reply: fuser::ReplyData) {
         let timer = self.metrics.begin(Op::Readlink);
-        self.server.readlink(ino.0, DataReply { reply, timer });
+        self.server.readlink(caller(request), ino.0, DataReply { reply, timer });
     }
 
     fn mknod(
@@ -313,7 +313,7 @@ impl<S: Server> fuser::Filesystem for Dispatcher<S> {
 
     fn read(
         &self,
-        _request: &Request,
+        request: &Request,
         ino: INodeNo,
         handle: FileHandle,
         offset: u64,
@@ -326,7 +326,14 @@ impl<S: Server> fuser::Filesystem for Dispatcher<S> {
         shard.add(MountCounters::REQUESTS, Op::Read as usize, 1);
         shard.add(MountCounters::READ_BYTES, 0, u64::from(size));
         let timer = self.metrics.time(Op::Read);
-        self.server.read(ino.0, handle.0, offset, size, DataReply { reply, timer });
+        self.server.read(
+            caller(request),
+            ino.0,
+            handle.0,
+            offset,
+            size,
+            DataReply { reply, timer },
+        );
     }
 
     fn write(
@@ -369,39 +376,39 @@ impl<S: Server> fuser::Filesystem for Dispatcher<S> {
         self.server.fsync(caller(request), ino.0, data_only, Timed { reply, timer });
     }
 
-    fn opendir(
-        &self,
-        _request: &Request,
-        ino: INodeNo,
-        _flags: OpenFlags,
-        reply: fuser::ReplyOpen,
-    ) {
+    fn opendir(&self, request: &Request, ino: INodeNo, _flags: OpenFlags, reply: fuser::ReplyOpen) {
         let timer = self.metrics.begin(Op::Opendir);
-        self.server.opendir(ino.0, Timed { reply: DirOpened(reply), timer });
+        self.server.opendir(caller(request), ino.0, Timed { reply: DirOpened(reply), timer });
     }
 
     fn readdir(
         &self,
-        _request: &Request,
+        request: &Request,
         ino: INodeNo,
         handle: FileHandle,
         from: u64,
         reply: fuser::ReplyDirectory,
     ) {
         let timer = self.metrics.begin(Op::Readdir);
-        self.server.readdir(ino.0, handle.0, from, DirReply::names(reply, timer));
+        self.server.readdir(caller(request), ino.0, handle.0, from, DirReply::names(reply, timer));
     }
 
     fn readdirplus(
         &self,
-        _request: &Request,
+        request: &Request,
         ino: INodeNo,
         handle: FileHandle,
         from: u64,
         reply: fuser::ReplyDirectoryPlus,
     ) {
         let timer = self.metrics.begin(Op::Readdir);
-        self.server.readdirplus(ino.0, handle.0, from, DirReply::with_attributes(reply, timer));
+        self.server.readdirplus(
+            caller(request),
+            ino.0,
+            handle.0,
+            from,
+            DirReply::with_attributes(reply, timer),
+        );
     }
 
     fn releasedir(
@@ -456,14 +463,20 @@ impl<S: Server> fuser::Filesystem for Dispatcher<S> {
 
     fn getxattr(
         &self,
-        _request: &Request,
+        request: &Request,
         ino: INodeNo,
         name: &OsStr,
         size: u32,
         reply: fuser::ReplyXattr,
     ) {
         let timer = self.metrics.begin(Op::Xattr);
-        self.server.getxattr(ino.0, name.as_bytes(), size, XattrReply { reply, timer });
+        self.server.getxattr(
+            caller(request),
+            ino.0,
+            name.as_bytes(),
+            size,
+            XattrReply { reply, timer },
+        );
     }
 
     fn listxattr(&self, request: &Request, ino: INodeNo, size: u32, reply: fuser::ReplyXattr) {
@@ -510,7 +523,7 @@ impl<S: Server> fuser::Filesystem for Dispatcher<S> {
 
     fn lseek(
         &self,
-        _request: &Request,
+        request: &Request,
         ino: INodeNo,
         handle: FileHandle,
         offset: i64,
@@ -519,7 +532,10 @@ impl<S: Server> fuser::Filesystem for Dispatcher<S> {
     ) {
         let timer = self.metrics.begin(Op::Seek);
         match u64::try_from(offset) {
-            Ok(offset) => self.server.seek(ino.0, handle.0, offset, whence, Timed { reply, timer }),
+            Ok(offset) => {
+                let reply = Timed { reply, timer };
+                self.server.seek(caller(request), ino.0, handle.0, offset, whence, reply);
+            }
             Err(_) => reply.error(Errno::ENXIO),
         }
     }

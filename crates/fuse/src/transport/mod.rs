@@ -226,11 +226,11 @@ pub(crate) trait Reply<T>: Send + 'static {
 
 /// Handles the requests of a mount. No method blocks on devices or transaction groups.
 pub(crate) trait Server: Send + Sync + 'static {
-    fn lookup(&self, parent: u64, name: &[u8], reply: impl Reply<Dentry>);
+    fn lookup(&self, caller: Caller, parent: u64, name: &[u8], reply: impl Reply<Dentry>);
     fn forget(&self, ino: u64, count: u64);
-    fn getattr(&self, ino: u64, reply: impl Reply<Attributes>);
+    fn getattr(&self, caller: Caller, ino: u64, reply: impl Reply<Attributes>);
     fn setattr(&self, caller: Caller, ino: u64, set: SetAttributes, reply: impl Reply<Attributes>);
-    fn readlink(&self, ino: u64, reply: DataReply);
+    fn readlink(&self, caller: Caller, ino: u64, reply: DataReply);
     fn make(
         &self,
         caller: Caller,
@@ -262,7 +262,7 @@ pub(crate) trait Server: Send + Sync + 'static {
     );
     fn open(&self, caller: Caller, ino: u64, how: OpenHow, reply: impl Reply<Opened>);
     fn release(&self, ino: u64, handle: u64, reply: impl Reply<()>);
-    fn read(&self, ino: u64, handle: u64, offset: u64, len: u32, reply: DataReply);
+    fn read(&self, caller: Caller, ino: u64, handle: u64, offset: u64, len: u32, reply: DataReply);
     fn write(
         &self,
         caller: Caller,
@@ -272,9 +272,9 @@ pub(crate) trait Server: Send + Sync + 'static {
         reply: impl Reply<Written>,
     );
     fn fsync(&self, caller: Caller, ino: u64, data_only: bool, reply: impl Reply<()>);
-    fn opendir(&self, ino: u64, reply: impl Reply<Opened>);
-    fn readdir(&self, ino: u64, handle: u64, from: u64, reply: DirReply);
-    fn readdirplus(&self, ino: u64, handle: u64, from: u64, reply: DirReply);
+    fn opendir(&self, caller: Caller, ino: u64, reply: impl Reply<Opened>);
+    fn readdir(&self, caller: Caller, ino: u64, handle: u64, from: u64, reply: DirReply);
+    fn readdirplus(&self, caller: Caller, ino: u64, handle: u64, from: u64, reply: DirReply);
     fn releasedir(&self, ino: u64, handle: u64, reply: impl Reply<()>);
     fn fsyncdir(&self, caller: Caller, ino: u64, reply: impl Reply<()>);
     fn statfs(&self, reply: impl Reply<Usage>);
@@ -289,7 +289,7 @@ pub(crate) trait Server: Send + Sync + 'static {
         reply: impl Reply<()>,
     );
     /// A `size` of 0 asks for the length of the value.
-    fn getxattr(&self, ino: u64, name: &[u8], size: u32, reply: XattrReply);
+    fn getxattr(&self, caller: Caller, ino: u64, name: &[u8], size: u32, reply: XattrReply);
     /// Replies with NUL-terminated names. A `size` of 0 asks for their length.
     fn listxattr(&self, caller: Caller, ino: u64, size: u32, reply: XattrReply);
     fn removexattr(&self, caller: Caller, ino: u64, name: &[u8], reply: impl Reply<()>);
@@ -304,7 +304,15 @@ pub(crate) trait Server: Send + Sync + 'static {
         reply: impl Reply<()>,
     );
     /// `whence` is `SEEK_DATA` or `SEEK_HOLE`.
-    fn seek(&self, ino: u64, handle: u64, offset: u64, whence: i32, reply: impl Reply<Position>);
+    fn seek(
+        &self,
+        caller: Caller,
+        ino: u64,
+        handle: u64,
+        offset: u64,
+        whence: i32,
+        reply: impl Reply<Position>,
+    );
     fn copy(&self, caller: Caller, range: CopyRange, reply: impl Reply<Written>);
     /// Called once, before the first request.
     fn started(&self, _notifier: &KernelNotifier) {}
