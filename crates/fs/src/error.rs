@@ -66,6 +66,8 @@ pub struct Error {
     kind: ErrorKind,
     text: Cow<'static, str>,
     cause: Option<forebay_pool::Error>,
+    /// See [`waits`](Self::waits).
+    waits: bool,
 }
 
 /// Result of operations on files.
@@ -81,7 +83,28 @@ impl Error {
     /// An error of this kind. The text names the object, and what to do if there is something.
     #[cold]
     pub(crate) fn new(kind: ErrorKind, text: impl Into<Cow<'static, str>>) -> Self {
-        Self { kind, text: text.into(), cause: None }
+        Self { kind, text: text.into(), cause: None, waits: false }
+    }
+
+    /// Whether the operation may be repeated once devices that are gone are back. It has changed
+    /// nothing.
+    #[inline]
+    pub(crate) fn waits(&self) -> bool {
+        self.waits
+    }
+
+    /// The error of an operation that must not be repeated: it has given up waiting, or made a part
+    /// of its changes that cannot be rolled back.
+    #[cold]
+    #[must_use]
+    pub(crate) fn without_wait(self) -> Self {
+        Self { waits: false, ..self }
+    }
+
+    /// The same error, of a call that wants to know that it would have to wait for `clear`.
+    #[cold]
+    pub(crate) fn suspended(self) -> Self {
+        Self { kind: ErrorKind::Suspended, ..self.without_wait() }
     }
 
     /// An error about invalid data on the devices.
@@ -122,7 +145,8 @@ impl From<forebay_pool::Error> for Error {
             PoolKind::WouldBlock => ErrorKind::WouldBlock,
             _ => ErrorKind::Io,
         };
-        Self { kind, text: Cow::Borrowed(""), cause: Some(error) }
+        let waits = error.is_gone();
+        Self { kind, text: Cow::Borrowed(""), cause: Some(error), waits }
     }
 }
 

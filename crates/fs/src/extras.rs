@@ -14,6 +14,7 @@ use crate::format::{
     EXTRA_TARGET, EXTRA_XATTR, EXTRAS_MAX, ExtraPhys, INLINE_MAX, SPILL_PIECE, TARGET_MAX,
     VALUE_MAX,
 };
+use crate::ops::rolled_back;
 
 /// One of the extras.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -146,7 +147,7 @@ pub(crate) fn store(dataset: &Dataset, tx: &Transaction<'_>, bytes: Vec<u8>) -> 
     };
     let filled: forebay_pool::Result<()> = fill();
     if let Err(error) = filled {
-        dataset.destroy(tx, object)?;
+        rolled_back(dataset.destroy(tx, object).map_err(Error::from))?;
         return Err(error.into());
     }
     Ok(Extras::Spilled { object, bytes: bytes.len() as u32 })

@@ -159,15 +159,15 @@ impl FileSystem {
         Self { wait: Wait::Allowed, ..self.clone() }
     }
 
-    /// A handle whose operations do not wait while the pool is suspended, whatever the dataset
-    /// wants: they fail with [`Suspended`](ErrorKind::Suspended).
+    /// A handle whose operations do not wait while the pool is suspended or devices are gone,
+    /// whatever the dataset wants: they fail with [`Suspended`](ErrorKind::Suspended).
     pub fn failing_if_suspended(&self) -> Self {
         Self { process: None, ..self.clone() }
     }
 
     /// A handle for operations of a process, by its number; 0 if it is not known. An operation that
-    /// waits while the pool is suspended ends with [`Interrupted`](ErrorKind::Interrupted) if the
-    /// process is killed.
+    /// waits while the pool is suspended or devices are gone ends with
+    /// [`Interrupted`](ErrorKind::Interrupted) if the process is killed.
     pub fn for_process(&self, process: u32) -> Self {
         Self { process: Some(process), ..self.clone() }
     }

@@ -7,7 +7,8 @@
 //!
 //! An orphan that cannot be destroyed, because the pool is full or suspended or a device fails, is
 //! retried later by itself. It does not block the others. So are times that a suspended pool does
-//! not take. A close of the file system writes the times that are left.
+//! not take, or one whose devices are gone. A close of the file system writes the times that are
+//! left.
 //!
 //! One thread does all of this, so only that thread and the rollback of failed operations remove
 //! names from the orphan directory. It also removes names whose inode is no orphan.
@@ -261,7 +262,10 @@ impl FileSystem {
         match self.flush_times(&inode) {
             Ok(()) => {}
             // A close that runs beside this writes them.
-            Err(error) if matches!(error.kind(), ErrorKind::Suspended | ErrorKind::Closed) => {
+            Err(error)
+                if matches!(error.kind(), ErrorKind::Suspended | ErrorKind::Closed)
+                    || error.waits() =>
+            {
                 inode.leave();
                 reclaim.push_failed(ReclaimTask::FlushTimes(number));
             }

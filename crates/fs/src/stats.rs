@@ -36,7 +36,7 @@ forebay_base::counters! {
     entries_skipped;
     /// Inodes whose times were written after the change itself.
     times_flushed;
-    /// Operations that waited because the pool was suspended.
+    /// Times that operations waited because the pool was suspended, or a device was gone.
     suspension_waits;
 }
 

@@ -23,8 +23,8 @@ pub(crate) struct DatasetArgs {
     #[arg(long, value_enum)]
     pub(crate) sync: Option<SyncModeName>,
     /// What writes and fsyncs do while the pool is suspended, because a device fails: wait until
-    /// `forebay clear`, or fail with EIO at once; reads go on in either case [default of a new
-    /// dataset: wait]
+    /// `forebay clear`, or fail with EIO at once. Reads go on, unless no device answers that could
+    /// have the block: then they do the same [default of a new dataset: wait]
     #[arg(long, value_enum)]
     pub(crate) failmode: Option<FailModeName>,
     /// Blocks of the dataset that the L2 devices of the pool may hold; see `forebay l2 add`

@@ -25,9 +25,7 @@ impl FileSystem {
     /// # Errors
     /// [`Stale`](ErrorKind::Stale).
     pub fn getattr(&self, ino: Ino) -> Result<Attr> {
-        self.enter(Op::Getattr)?;
-        let inode = self.inode_of(ino)?;
-        Ok(self.attr(&inode))
+        self.run(Op::Getattr, || Ok(self.attr(&*self.inode_of(ino)?)))
     }
 
     /// Changes attributes, including the file size, and returns them. A large file is truncated in
@@ -42,7 +40,10 @@ impl FileSystem {
     /// [`FileTooLarge`](ErrorKind::FileTooLarge), [`IsADirectory`](ErrorKind::IsADirectory),
     /// [`NoSpace`](ErrorKind::NoSpace), and others.
     pub fn setattr(&self, ino: Ino, set: &SetAttr, caller: Caller) -> Result<Attr> {
-        self.enter(Op::Setattr)?;
+        self.run(Op::Setattr, || self.setattr_once(ino, set, caller))
+    }
+
+    fn setattr_once(&self, ino: Ino, set: &SetAttr, caller: Caller) -> Result<Attr> {
         let inode = self.inode_of(ino)?;
         if let Some(size) = set.size {
             self.prepare_resize(&inode, size)?;
@@ -85,14 +86,15 @@ impl FileSystem {
     /// # Errors
     /// [`Invalid`](ErrorKind::Invalid) if the inode is no symlink.
     pub fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
-        self.enter(Op::Readlink)?;
-        let inode = self.inode_of(ino)?;
-        if inode.kind != FileKind::Symlink {
-            return Err(Error::new(ErrorKind::Invalid, "not a symlink"));
-        }
-        let target = self.target(&inode.meta())?;
-        self.touch_atime(&inode);
-        Ok(target)
+        self.run(Op::Readlink, || {
+            let inode = self.inode_of(ino)?;
+            if inode.kind != FileKind::Symlink {
+                return Err(Error::new(ErrorKind::Invalid, "not a symlink"));
+            }
+            let target = self.target(&inode.meta())?;
+            self.touch_atime(&inode);
+            Ok(target)
+        })
     }
 
     /// Returns the target from a symlink's attributes.

@@ -43,9 +43,7 @@ impl FileSystem {
     /// # Errors
     /// [`NotADirectory`](ErrorKind::NotADirectory), [`Stale`](ErrorKind::Stale).
     pub fn opendir(&self, ino: Ino) -> Result<Handle> {
-        self.enter(Op::Opendir)?;
-        let inode = self.directory_of(ino)?;
-        Ok(self.add_open(&inode))
+        self.run(Op::Opendir, || Ok(self.add_open(&self.directory_of(ino)?)))
     }
 
     /// Closes a handle, as [`release`](Self::release) does.
@@ -65,12 +63,20 @@ impl FileSystem {
         cookie: u64,
         each: &mut dyn FnMut(DirEntry<'_>) -> bool,
     ) -> Result<()> {
-        self.enter(Op::Readdir)?;
         let _ = handle;
-        let inode = self.directory_of(ino)?;
-        self.list(&inode, cookie, &mut |entry, _| Ok(each(entry)))?;
-        self.touch_atime(&inode);
-        Ok(())
+        self.run(Op::Readdir, || {
+            let inode = self.directory_of(ino)?;
+            let mut taken = false;
+            let listed = self.list(&inode, cookie, &mut |entry, _| {
+                let takes = each(entry);
+                taken |= takes;
+                Ok(takes)
+            });
+            // A caller that has entries continues after them.
+            listed.map_err(|error| if taken { error.without_wait() } else { error })?;
+            self.touch_atime(&inode);
+            Ok(())
+        })
     }
 
     /// As [`readdir`](Self::readdir), with the attributes of each inode. Each entry taken adds one
@@ -86,8 +92,16 @@ impl FileSystem {
         cookie: u64,
         each: &mut dyn FnMut(DirEntry<'_>, Option<&Attr>) -> bool,
     ) -> Result<()> {
-        self.enter(Op::Readdir)?;
         let _ = handle;
+        self.run(Op::Readdir, || self.list_with_attributes(ino, cookie, each))
+    }
+
+    fn list_with_attributes(
+        &self,
+        ino: Ino,
+        cookie: u64,
+        each: &mut dyn FnMut(DirEntry<'_>, Option<&Attr>) -> bool,
+    ) -> Result<()> {
         let inode = self.directory_of(ino)?;
         let mut taken = false;
         let listed = self.list(&inode, cookie, &mut |mut entry, number| {

@@ -22,6 +22,13 @@ const SIZE_MAX: u64 = i64::MAX as u64;
 /// Largest number of asynchronous fetches before a read goes to a worker thread.
 const FETCHES_MAX: u32 = 4;
 
+/// What a transaction has written of a piece.
+struct Written {
+    bytes: usize,
+    /// Whether a device that is gone keeps the rest from being written.
+    goes_on: bool,
+}
+
 /// Takes the result of a read.
 type ReadCallback = Box<dyn FnOnce(Result<&[u8]>) + Send>;
 
@@ -41,12 +48,13 @@ impl FileSystem {
     /// # Errors
     /// [`Stale`](ErrorKind::Stale), or an error of [`setattr`](Self::setattr).
     pub fn open(&self, ino: Ino, truncate: Option<Caller>) -> Result<Handle> {
-        self.enter(Op::Open)?;
-        let inode = self.inode_of(ino)?;
-        if let Some(caller) = truncate.filter(|_| inode.kind == FileKind::File) {
-            self.truncate_on_open(ino, caller)?;
-        }
-        Ok(self.add_open(&inode))
+        self.run(Op::Open, || {
+            let inode = self.inode_of(ino)?;
+            if let Some(caller) = truncate.filter(|_| inode.kind == FileKind::File) {
+                self.truncate_on_open(ino, caller)?;
+            }
+            Ok(self.add_open(&inode))
+        })
     }
 
     /// Closes a handle of [`open`](Self::open), [`create`](Self::create) or
@@ -102,7 +110,16 @@ impl FileSystem {
         len: usize,
         with: &mut dyn FnMut(&[u8]),
     ) -> Result<InodeRef<'_>> {
-        self.enter(Op::Read)?;
+        self.run(Op::Read, || self.read_once(ino, offset, len, with))
+    }
+
+    fn read_once(
+        &self,
+        ino: Ino,
+        offset: u64,
+        len: usize,
+        with: &mut dyn FnMut(&[u8]),
+    ) -> Result<InodeRef<'_>> {
         let inode = self.inode_of(ino)?;
         let object = inode.file(self.dataset(), self.wait)?;
         let there = object.size().saturating_sub(offset);
@@ -217,18 +234,31 @@ impl FileSystem {
         data: &[u8],
         how: Write,
     ) -> Result<usize> {
-        self.enter(Op::Write)?;
         let _ = handle;
-        let inode = self.inode_of(ino)?;
-        let object = inode.file(self.dataset(), self.wait)?;
+        self.run(Op::Write, || {
+            let inode = self.inode_of(ino)?;
+            let object = inode.file(self.dataset(), self.wait)?;
+            self.write_pieces(&inode, &object, offset, data, how)
+        })
+    }
+
+    /// Writes piece by piece, and returns the number of bytes written.
+    fn write_pieces(
+        &self,
+        inode: &Inode,
+        object: &Object,
+        offset: u64,
+        data: &[u8],
+        how: Write,
+    ) -> Result<usize> {
         let mut done = 0;
         while done < data.len() {
             let piece = &data[done..data.len().min(done + PIECE_BYTES)];
-            match self.write_piece(&inode, &object, offset.saturating_add(done as u64), piece, how)
-            {
-                Ok(written) => {
-                    done += written;
-                    if written < piece.len() {
+            let at = offset.saturating_add(done as u64);
+            match self.unless_gone(|| self.write_piece(inode, object, at, piece, how)) {
+                Ok(Written { bytes, goes_on }) => {
+                    done += bytes;
+                    if bytes < piece.len() && !goes_on {
                         break;
                     }
                 }
@@ -239,7 +269,7 @@ impl FileSystem {
         Ok(done)
     }
 
-    /// Writes in one transaction. Returns the number of bytes written.
+    /// Writes in one transaction.
     fn write_piece(
         &self,
         inode: &Inode,
@@ -247,7 +277,7 @@ impl FileSystem {
         offset: u64,
         piece: &[u8],
         how: Write,
-    ) -> Result<usize> {
+    ) -> Result<Written> {
         let at = if how.append { object.size() } else { offset };
         check_end(at, piece.len() as u64)?;
         warm(object, at, piece.len() as u64, self.wait)?;
@@ -258,14 +288,17 @@ impl FileSystem {
         check_end(at, piece.len() as u64)?;
         // Only the first change may report that it would block.
         let (written, failed) = object.write_some(&tx, at, piece);
+        let goes_on = failed.as_ref().is_err_and(forebay_pool::Error::is_gone);
         if written == 0 {
-            return failed.map(|()| 0).map_err(Error::from);
+            return Ok(failed.map(|()| Written { bytes: 0, goes_on })?);
         }
         self.writeback_errors().clear(inode.number, at..at + written);
         let kill_priv = KillPriv { set_id: how.clear_suid, capability: how.clear_capability };
         tx.allow_wait();
-        self.content_changed(&tx, inode, kill_priv)?;
-        Ok(written as usize)
+        let changed = self.content_changed(&tx, inode, kill_priv);
+        // The same data may be written once more, but not appended.
+        changed.map_err(|error| if how.append { error.without_wait() } else { error })?;
+        Ok(Written { bytes: written as usize, goes_on })
     }
 
     /// Makes an inode's content and attributes durable, and all names of the file system. With
@@ -275,18 +308,19 @@ impl FileSystem {
     /// An error of the write. [`Io`](ErrorKind::Io) while data that
     /// [`write_back`](Self::write_back) lost has not been replaced.
     pub fn fsync(&self, ino: Ino, data_only: bool) -> Result<()> {
-        self.enter(Op::Fsync)?;
-        let inode = self.inode_of(ino)?;
-        if self.shared.options.read_only {
-            // As on Linux: there is nothing to write.
-            return Ok(());
-        }
-        self.writeback_errors().check(inode.number)?;
-        self.wait.check("what is to be durable")?;
-        if !data_only {
-            self.flush_times(&inode)?;
-        }
-        self.unless_suspended(self.wait, || Ok(self.dataset().fsync(inode.number)?))
+        self.run(Op::Fsync, || {
+            let inode = self.inode_of(ino)?;
+            if self.shared.options.read_only {
+                // As on Linux: there is nothing to write.
+                return Ok(());
+            }
+            self.writeback_errors().check(inode.number)?;
+            self.wait.check("what is to be durable")?;
+            if !data_only {
+                self.flush_times(&inode)?;
+            }
+            self.unless_suspended(self.wait, || Ok(self.dataset().fsync(inode.number)?))
+        })
     }
 
     /// Makes a directory durable.
@@ -294,7 +328,7 @@ impl FileSystem {
     /// # Errors
     /// As [`fsync`](Self::fsync), or [`NotADirectory`](ErrorKind::NotADirectory).
     pub fn fsyncdir(&self, ino: Ino) -> Result<()> {
-        self.directory_of(ino)?;
+        self.unless_gone(|| self.directory_of(ino).map(drop))?;
         self.fsync(ino, false)
     }
 

@@ -9,8 +9,9 @@
 //! 4. Apply the changes. This phase must not stop half-way, so it may block on devices in any mode
 //!    ([`Transaction::allow_wait`](forebay_pool::Transaction::allow_wait)). It rarely does.
 //!
-//! If the last phase fails for lack of memory or space, it is rolled back: names first, because
-//! they may need space, then attributes.
+//! If the last phase fails for lack of memory or space, or for a device, it is rolled back: names
+//! first, because they may need space, then attributes. So a failed operation can be repeated
+//! ([`FileSystem::run`](crate::FileSystem::run)), unless the rollback fails too.
 
 mod attr;
 pub(crate) mod dir;
@@ -45,6 +46,11 @@ pub(crate) fn check_name(name: &[u8]) -> Result<()> {
             Err(Error::new(ErrorKind::Invalid, text))
         }
     }
+}
+
+/// The result of a rollback. If it fails, the operation is not repeated.
+pub(crate) fn rolled_back<T>(rollback: Result<T>) -> Result<T> {
+    rollback.map_err(Error::without_wait)
 }
 
 #[cold]

@@ -13,7 +13,7 @@ use crate::inodes::InodeRef;
 use crate::stats::{FsCounters, Op};
 use crate::types::{Caller, Entry, FileKind, Handle, Ino, NewNode};
 
-use super::{RETRIES_MAX, check_name, exists, not_found, retries_exhausted};
+use super::{RETRIES_MAX, check_name, exists, not_found, retries_exhausted, rolled_back};
 
 impl FileSystem {
     /// Looks up a name, and adds one to the lookup count of its inode.
@@ -21,11 +21,12 @@ impl FileSystem {
     /// # Errors
     /// [`NotFound`](ErrorKind::NotFound), [`NotADirectory`](ErrorKind::NotADirectory).
     pub fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Entry> {
-        self.enter(Op::Lookup)?;
-        check_name(name)?;
-        let parent = self.directory_of(parent)?;
-        let child = self.resolve(&parent, name)?.ok_or_else(not_found)?;
-        Ok(child.into_entry(parent.number, name))
+        self.run(Op::Lookup, || {
+            check_name(name)?;
+            let parent = self.directory_of(parent)?;
+            let child = self.resolve(&parent, name)?.ok_or_else(not_found)?;
+            Ok(child.into_entry(parent.number, name))
+        })
     }
 
     /// Subtracts `count` from an inode's lookup count.
@@ -51,10 +52,11 @@ impl FileSystem {
         node: &NewNode<'_>,
         caller: Caller,
     ) -> Result<Entry> {
-        self.enter(Op::Make)?;
-        let parent = self.directory_of(parent)?;
-        let made = self.make_in(&parent, name, node, caller)?;
-        Ok(made.into_entry(parent.number, name))
+        self.run(Op::Make, || {
+            let parent = self.directory_of(parent)?;
+            let made = self.make_in(&parent, name, node, caller)?;
+            Ok(made.into_entry(parent.number, name))
+        })
     }
 
     /// Creates a regular file and opens it.
@@ -68,12 +70,13 @@ impl FileSystem {
         mode: u16,
         caller: Caller,
     ) -> Result<(Entry, Handle)> {
-        self.enter(Op::Create)?;
-        let parent = self.directory_of(parent)?;
         let node = NewNode { kind: FileKind::File, mode, rdev: 0, target: None };
-        let made = self.make_in(&parent, name, &node, caller)?;
-        let handle = self.add_open(&made);
-        Ok((made.into_entry(parent.number, name), handle))
+        self.run(Op::Create, || {
+            let parent = self.directory_of(parent)?;
+            let made = self.make_in(&parent, name, &node, caller)?;
+            let handle = self.add_open(&made);
+            Ok((made.into_entry(parent.number, name), handle))
+        })
     }
 
     /// Creates a hard link to an inode that is no directory.
@@ -83,7 +86,10 @@ impl FileSystem {
     /// [`NotFound`](ErrorKind::NotFound) if either inode was removed,
     /// [`TooManyLinks`](ErrorKind::TooManyLinks), and others.
     pub fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Entry> {
-        self.enter(Op::Link)?;
+        self.run(Op::Link, || self.link_once(ino, parent, name))
+    }
+
+    fn link_once(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Entry> {
         check_name(name)?;
         let parent = self.directory_of(parent)?;
         let inode = self.inode_of(ino)?;
@@ -119,7 +125,7 @@ impl FileSystem {
             counted.or_else(|error| {
                 let removed = names.remove(&tx, name);
                 parent.note_removal();
-                removed.map_err(Error::from).and(Err(error))
+                rolled_back(removed.map_err(Error::from)).and(Err(error))
             })?;
         }
         Ok(inode.into_entry(parent.number, name))
@@ -130,8 +136,10 @@ impl FileSystem {
     /// # Errors
     /// As [`lookup`](Self::lookup), but a missing name is no error.
     pub fn peek(&self, parent: Ino, name: &[u8]) -> Result<Option<Ino>> {
-        let parent = self.directory_of(parent)?;
-        Ok(self.find(&parent, name)?.map(|dirent| self.ino(dirent.number)))
+        self.unless_gone(|| {
+            let parent = self.directory_of(parent)?;
+            Ok(self.find(&parent, name)?.map(|dirent| self.ino(dirent.number)))
+        })
     }
 
     /// Returns the inode of a name, if the name exists.
@@ -224,7 +232,7 @@ impl FileSystem {
         let size_info = SizeInfo { size, allocated: 0, record };
         let made = self.create_inode(&tx, parent, name, &meta, size_info);
         if made.is_err() {
-            extras::discard(self.dataset(), &tx, &meta.extras)?;
+            rolled_back(extras::discard(self.dataset(), &tx, &meta.extras))?;
         }
         made
     }
@@ -257,7 +265,7 @@ impl FileSystem {
         };
         let dirent = Dirent { number, kind: meta.kind };
         if let Err(error) = names.insert(tx, name, &dirent.encode()) {
-            undo()?;
+            rolled_back(undo())?;
             return Err(error.into());
         }
         let now = meta.ctime;
@@ -269,9 +277,9 @@ impl FileSystem {
             false => self.touch(tx, parent, |meta| meta.changed(now)),
         };
         if let Err(error) = updated {
-            names.remove(tx, name)?;
+            rolled_back(names.remove(tx, name).map_err(Error::from))?;
             parent.note_removal();
-            undo()?;
+            rolled_back(undo())?;
             return Err(error);
         }
         Ok(made)

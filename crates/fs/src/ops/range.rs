@@ -40,8 +40,18 @@ impl FileSystem {
         mode: FallocateMode,
         caller: Caller,
     ) -> Result<()> {
-        self.enter(Op::Fallocate)?;
         let _ = handle;
+        self.run(Op::Fallocate, || self.fallocate_once(ino, offset, len, mode, caller))
+    }
+
+    fn fallocate_once(
+        &self,
+        ino: Ino,
+        offset: u64,
+        len: u64,
+        mode: FallocateMode,
+        caller: Caller,
+    ) -> Result<()> {
         let inode = self.inode_of(ino)?;
         let object = inode.file(self.dataset(), self.wait)?;
         if len == 0 {
@@ -133,15 +143,16 @@ impl FileSystem {
     /// # Errors
     /// [`NoSuchOffset`](ErrorKind::NoSuchOffset) if `offset` is past the end, or no data follows.
     pub fn seek(&self, ino: Ino, handle: Handle, offset: u64, what: Seek) -> Result<u64> {
-        self.enter(Op::Seek)?;
         let _ = handle;
-        let inode = self.inode_of(ino)?;
-        let object = inode.file(self.dataset(), self.wait)?;
-        let object = object.with_wait(self.wait);
-        let found = match what {
-            Seek::Data => object.next_data(offset)?,
-            Seek::Hole => object.next_hole(offset)?,
-        };
+        let found = self.run(Op::Seek, || {
+            let inode = self.inode_of(ino)?;
+            let object = inode.file(self.dataset(), self.wait)?;
+            let object = object.with_wait(self.wait);
+            Ok(match what {
+                Seek::Data => object.next_data(offset)?,
+                Seek::Hole => object.next_hole(offset)?,
+            })
+        })?;
         found.ok_or_else(|| {
             Error::new(ErrorKind::NoSuchOffset, format!("no data or hole after offset {offset}"))
         })
@@ -162,7 +173,18 @@ impl FileSystem {
         len: u64,
         caller: Caller,
     ) -> Result<u64> {
-        self.enter(Op::CopyRange)?;
+        self.run(Op::CopyRange, || {
+            self.copy_range_once((ino_in, offset_in), (ino_out, offset_out), len, caller)
+        })
+    }
+
+    fn copy_range_once(
+        &self,
+        (ino_in, offset_in): (Ino, u64),
+        (ino_out, offset_out): (Ino, u64),
+        len: u64,
+        caller: Caller,
+    ) -> Result<u64> {
         let source = self.inode_of(ino_in)?.file(self.dataset(), self.wait)?;
         let len = len.min(source.size().saturating_sub(offset_in));
         let apart = offset_in.abs_diff(offset_out) >= len;

@@ -19,7 +19,7 @@ use crate::stats::{FsCounters, Op};
 use crate::types::{FileKind, Ino, Time};
 
 use super::names::check_linked;
-use super::{RETRIES_MAX, check_name, not_found, retries_exhausted};
+use super::{RETRIES_MAX, check_name, not_found, retries_exhausted, rolled_back};
 
 impl FileSystem {
     /// Removes a name of an inode that is no directory.
@@ -27,10 +27,11 @@ impl FileSystem {
     /// # Errors
     /// [`NotFound`](ErrorKind::NotFound), [`IsADirectory`](ErrorKind::IsADirectory).
     pub fn unlink(&self, parent: Ino, name: &[u8]) -> Result<()> {
-        self.enter(Op::Unlink)?;
-        check_name(name)?;
-        let parent = self.directory_of(parent)?;
-        self.remove(&parent, name, false)
+        self.run(Op::Unlink, || {
+            check_name(name)?;
+            let parent = self.directory_of(parent)?;
+            self.remove(&parent, name, false)
+        })
     }
 
     /// Removes an empty directory.
@@ -39,13 +40,14 @@ impl FileSystem {
     /// [`NotFound`](ErrorKind::NotFound), [`NotADirectory`](ErrorKind::NotADirectory),
     /// [`NotEmpty`](ErrorKind::NotEmpty).
     pub fn rmdir(&self, parent: Ino, name: &[u8]) -> Result<()> {
-        self.enter(Op::Rmdir)?;
-        if name == b".." {
-            return Err(not_empty());
-        }
-        check_name(name)?;
-        let parent = self.directory_of(parent)?;
-        self.remove(&parent, name, true)
+        self.run(Op::Rmdir, || {
+            if name == b".." {
+                return Err(not_empty());
+            }
+            check_name(name)?;
+            let parent = self.directory_of(parent)?;
+            self.remove(&parent, name, true)
+        })
     }
 
     fn remove(&self, parent: &Inode, name: &[u8], directory: bool) -> Result<()> {
@@ -108,10 +110,10 @@ impl FileSystem {
                 }),
                 _ => self.touch(tx, parent, |meta| meta.changed(now)),
             };
-            updated.or_else(|error| self.restore_link(tx, child, meta).and(Err(error)))
+            updated.or_else(|error| rolled_back(self.restore_link(tx, child, meta)).and(Err(error)))
         });
         if let Err(error) = updated {
-            names.restore(tx, name, &value)?;
+            rolled_back(names.restore(tx, name, &value).map_err(Error::from))?;
             return Err(error);
         }
         parent.note_removal();
@@ -134,7 +136,7 @@ impl FileSystem {
             meta.ctime = now;
         });
         if updated.is_err() && nlink == 0 {
-            self.orphans().remove(tx, orphan.as_bytes())?;
+            rolled_back(self.orphans().remove(tx, orphan.as_bytes()).map_err(Error::from))?;
         }
         updated
     }

@@ -16,7 +16,7 @@ use crate::stats::{FsCounters, Op};
 use crate::types::{FileKind, Ino, RenameMode, Time};
 
 use super::names::{check_linked, check_nlink};
-use super::{RETRIES_MAX, check_name, exists, not_found, retries_exhausted};
+use super::{RETRIES_MAX, check_name, exists, not_found, retries_exhausted, rolled_back};
 
 /// Largest depth of a directory. A deeper one is in a loop.
 const DEPTH_MAX: usize = 1 << 20;
@@ -48,7 +48,15 @@ impl FileSystem {
         new_name: &[u8],
         mode: RenameMode,
     ) -> Result<()> {
-        self.enter(Op::Rename)?;
+        self.run(Op::Rename, || self.rename_once((parent, name), (new_parent, new_name), mode))
+    }
+
+    fn rename_once(
+        &self,
+        (parent, name): (Ino, &[u8]),
+        (new_parent, new_name): (Ino, &[u8]),
+        mode: RenameMode,
+    ) -> Result<()> {
         check_name(name)?;
         check_name(new_name)?;
         let from = self.directory_of(parent)?;
@@ -196,15 +204,15 @@ impl FileSystem {
         if let Some(replaced) = replaced
             && let Err(error) = self.drop_link(tx, replaced, now)
         {
-            self.swap_names_back(tx, rename)?;
+            rolled_back(self.swap_names_back(tx, rename))?;
             return Err(error);
         }
         if let Err(error) = updates.apply_all(rename, now) {
-            updates.undo()?;
+            rolled_back(updates.undo())?;
             if let (Some(replaced), Some(before)) = (replaced, before) {
-                self.restore_link(tx, replaced, before)?;
+                rolled_back(self.restore_link(tx, replaced, before))?;
             }
-            self.swap_names_back(tx, rename)?;
+            rolled_back(self.swap_names_back(tx, rename))?;
             return Err(error);
         }
         rename.from.note_removal();
@@ -228,10 +236,11 @@ impl FileSystem {
             _ => from.remove(tx, rename.name).map(|_| ()),
         };
         if let Err(error) = taken {
-            match rename.target {
-                Some(target) => drop(to.replace(tx, rename.new_name, &value_of(target))?),
-                None => drop(to.remove(tx, rename.new_name)?),
-            }
+            let undone = match rename.target {
+                Some(target) => to.replace(tx, rename.new_name, &value_of(target)),
+                None => to.remove(tx, rename.new_name),
+            };
+            rolled_back(undone.map_err(Error::from))?;
             return Err(error.into());
         }
         Ok(())

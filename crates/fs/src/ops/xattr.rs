@@ -10,6 +10,8 @@ use crate::inode::Inode;
 use crate::stats::Op;
 use crate::types::{Ino, XattrMode};
 
+use super::rolled_back;
+
 /// Prefix of names that only privileged processes see.
 const TRUSTED: &[u8] = b"trusted.";
 /// Prefixes of valid names.
@@ -22,10 +24,11 @@ impl FileSystem {
     /// [`NoAttribute`](ErrorKind::NoAttribute), or [`NotSupported`](ErrorKind::NotSupported) for an
     /// unknown namespace, such as that of ACLs.
     pub fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
-        self.enter(Op::Getxattr)?;
-        let inode = self.inode_of(ino)?;
-        check_xattr_name(name)?;
-        let items = self.extras(&inode, self.wait)?;
+        let items = self.run(Op::Getxattr, || {
+            let inode = self.inode_of(ino)?;
+            check_xattr_name(name)?;
+            self.extras(&inode, self.wait)
+        })?;
         let item = items.into_iter().find(|item| item.is_xattr() && item.name == name);
         item.map(|item| item.value).ok_or_else(no_attribute)
     }
@@ -37,7 +40,10 @@ impl FileSystem {
     /// `mode`; [`TooBig`](ErrorKind::TooBig); [`NoSpace`](ErrorKind::NoSpace) if the inode has too
     /// many; those of [`getxattr`](Self::getxattr).
     pub fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
-        self.enter(Op::Setxattr)?;
+        self.run(Op::Setxattr, || self.setxattr_once(ino, name, value, mode))
+    }
+
+    fn setxattr_once(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
         let inode = self.inode_of(ino)?;
         check_xattr_name(name)?;
         if value.len() > VALUE_MAX {
@@ -70,13 +76,14 @@ impl FileSystem {
     /// # Errors
     /// As [`getxattr`](Self::getxattr).
     pub fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
-        self.enter(Op::Removexattr)?;
-        let inode = self.inode_of(ino)?;
-        check_xattr_name(name)?;
-        self.edit(&inode, Self::begin_update, |items| {
-            let before = items.len();
-            items.retain(|item| !(item.is_xattr() && item.name == name));
-            if items.len() == before { Err(no_attribute()) } else { Ok(()) }
+        self.run(Op::Removexattr, || {
+            let inode = self.inode_of(ino)?;
+            check_xattr_name(name)?;
+            self.edit(&inode, Self::begin_update, |items| {
+                let before = items.len();
+                items.retain(|item| !(item.is_xattr() && item.name == name));
+                if items.len() == before { Err(no_attribute()) } else { Ok(()) }
+            })
         })
     }
 
@@ -87,9 +94,7 @@ impl FileSystem {
     /// # Errors
     /// A read error.
     pub fn listxattr(&self, ino: Ino, sees_trusted: impl FnOnce() -> bool) -> Result<Vec<Vec<u8>>> {
-        self.enter(Op::Listxattr)?;
-        let inode = self.inode_of(ino)?;
-        let items = self.extras(&inode, self.wait)?;
+        let items = self.run(Op::Listxattr, || self.extras(&*self.inode_of(ino)?, self.wait))?;
         let mut names: Vec<_> =
             items.into_iter().filter(Item::is_xattr).map(|item| item.name).collect();
         let is_trusted = |name: &Vec<u8>| name.starts_with(TRUSTED);
@@ -153,8 +158,9 @@ impl FileSystem {
         });
         inode.state().capability = None;
         match changed {
-            Ok(()) => extras::discard(self.dataset(), tx, &before),
-            Err(error) => extras::discard(self.dataset(), tx, &stored).and(Err(error)),
+            // The change is made. A second one may be refused.
+            Ok(()) => rolled_back(extras::discard(self.dataset(), tx, &before)),
+            Err(error) => rolled_back(extras::discard(self.dataset(), tx, &stored)).and(Err(error)),
         }
     }
 }

@@ -51,8 +51,7 @@ impl Fixture {
 
     /// A fixture for the existing content of a device.
     pub(crate) fn of(device: Arc<dyn Device>) -> Self {
-        let cache = BlockCache::new(BlockCacheOptions { bytes: 64 * MIB, ..Default::default() });
-        Self { device, cache: cache.expect("a cache") }
+        Self { device, cache: cache() }
     }
 
     pub(crate) fn pool(&self) -> Pool {
@@ -92,6 +91,12 @@ impl Fixture {
     }
 }
 
+/// An empty cache.
+pub(crate) fn cache() -> Arc<BlockCache> {
+    let cache = BlockCache::new(BlockCacheOptions { bytes: 64 * MIB, ..Default::default() });
+    cache.expect("a cache")
+}
+
 /// A memory device.
 pub(crate) fn memory(bytes: u64) -> Arc<dyn Device> {
     static DEVICES: AtomicU64 = AtomicU64::new(0);
@@ -106,7 +111,7 @@ pub(crate) fn emulating_disk(bytes: u64) -> Arc<dyn Device> {
     Arc::new(MemoryDevice::new("disk", bytes, &options).expect("a memory device"))
 }
 
-fn host() -> HostId {
+pub(crate) fn host() -> HostId {
     HostId { id: 1, name: "test".to_owned() }
 }
 

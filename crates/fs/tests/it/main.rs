@@ -7,6 +7,7 @@ mod basic;
 mod common;
 mod crash;
 mod failmode;
+mod gone;
 mod large;
 mod model;
 mod non_blocking;

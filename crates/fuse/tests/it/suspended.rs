@@ -24,6 +24,7 @@ struct Mounted {
     at: TempDir,
     faults: Arc<FaultDevice>,
     fs: FileSystem,
+    cache: Arc<BlockCache>,
 }
 
 impl Mounted {
@@ -32,10 +33,19 @@ impl Mounted {
     }
 
     fn with(fail_mode: FailMode, options: &MountOptions) -> Self {
+        let mounted = Self::healthy(fail_mode, options);
+        mounted.faults.add(Rule::new(Fault::Error(libc::EIO)).on(Op::Write));
+        mounted.fs.pool().sync().expect_err("a device that takes no writes");
+        mounted
+    }
+
+    /// Its pool is not suspended.
+    fn healthy(fail_mode: FailMode, options: &MountOptions) -> Self {
         let memory = MemoryDevice::new("memory", 64 << 20, &MemoryOptions::default());
         let faults = Arc::new(FaultDevice::new(Arc::new(memory.expect("memory")), 1));
         let cache = BlockCacheOptions { bytes: 32 << 20, ..BlockCacheOptions::default() };
-        let create = CreateOptions::new("test", BlockCache::new(cache).expect("a cache"));
+        let cache = BlockCache::new(cache).expect("a cache");
+        let create = CreateOptions::new("test", Arc::clone(&cache));
         let device = Arc::clone(&faults) as Arc<dyn Device>;
         let pool = Pool::create(vec![device.into()], &create).expect("a pool");
         let settings = DatasetSettings { fail_mode, ..DatasetSettings::default() };
@@ -47,9 +57,22 @@ impl Mounted {
         fs::write(at.path().join("file"), "content").expect("a file");
         fs::write(at.path().join("large"), "").expect("a file");
         fs.pool().sync().expect("a commit");
-        faults.add(Rule::new(Fault::Error(libc::EIO)).on(Op::Write));
-        fs.pool().sync().expect_err("a device that takes no writes");
-        Self { at, faults, fs, mount }
+        Self { at, faults, fs, cache, mount }
+    }
+
+    /// Takes the device away, after all blocks have left memory.
+    fn pull(&self) {
+        self.fs.pool().sync().expect("a commit");
+        self.cache.cache().clear();
+        self.faults.add(Rule::new(Fault::Error(libc::ENODEV)));
+    }
+
+    /// A process that reads a block of a file, by its number.
+    fn reader(&self, name: &str, block: u64) -> Child {
+        let from = format!("if={}", self.at.path().join(name).display());
+        let mut reader = Command::new("dd");
+        reader.args([&from, "bs=4096", "count=1", &format!("skip={block}")]);
+        reader.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("a process")
     }
 
     fn read(&self) -> String {
@@ -106,6 +129,33 @@ fn a_process_that_waits_for_a_suspended_pool_can_be_killed() {
     mounted.fs.pool().clear().expect("the device works");
     assert!(patient.wait().expect("it ended").success());
     assert_eq!(mounted.read(), "\0ontent");
+    mounted.end();
+}
+
+/// Nothing was written since, so only the reads notice it.
+#[test]
+fn readers_wait_for_a_device_that_is_gone_and_can_be_killed() {
+    if !permitted() {
+        return;
+    }
+    let mounted = Mounted::healthy(FailMode::Wait, &options(false));
+    let content: Vec<u8> = (0..100_000_u32).map(|at| (at % 251) as u8).collect();
+    fs::write(mounted.at.path().join("data"), &content).expect("a file");
+    mounted.pull();
+    let (patient, mut killed) = (mounted.reader("data", 3), mounted.reader("data", 12));
+    mounted.wait_for_waiters(2);
+    let end = Instant::now() + HANG;
+    while mounted.fs.pool().suspension().is_none() {
+        assert!(Instant::now() < end, "nobody learns that the device is gone");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    killed.kill().expect("a process");
+    assert_eq!(killed.wait().expect("it ended").signal(), Some(libc::SIGKILL));
+    mounted.faults.clear();
+    mounted.fs.pool().clear().expect("the device is back");
+    let read = patient.wait_with_output().expect("it ended");
+    assert!(read.status.success());
+    assert!(read.stdout == content[3 * 4096..4 * 4096]);
     mounted.end();
 }
 
