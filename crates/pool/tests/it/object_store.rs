@@ -440,7 +440,9 @@ struct Published {
     written: BTreeMap<u64, Vec<u8>>,
     /// What each flush has published.
     images: Vec<BTreeMap<u64, Vec<u8>>>,
-    /// Writes of data since the last unplug: a store lets them wait for more.
+    /// Times that somebody waited for all writes.
+    unplugs: usize,
+    /// Writes of data since then: a store lets them wait for more.
     plugged: usize,
     /// Flushes that came while writes may have waited for more.
     waited: usize,
@@ -479,8 +481,9 @@ impl Decorator for Publisher {
     }
 
     fn own_unplug(&self) {
-        self.state.lock().unwrap().plugged = 0;
-        self.inner.unplug();
+        let mut state = self.state.lock().unwrap();
+        state.unplugs += 1;
+        state.plugged = 0;
     }
 
     fn own_info(&self) -> &DeviceInfo {
@@ -515,7 +518,10 @@ fn a_group_is_one_flush_of_a_store_that_publishes_at_once() {
     let mut published = vec![(publisher.flushes(), 0)];
     for seed in 1..6 {
         write(&pool, &object, seed, MIB);
+        let unplugs = publisher.state.lock().unwrap().unplugs;
         pool.sync().unwrap();
+        let waits = publisher.state.lock().unwrap().unplugs - unplugs;
+        assert_eq!(waits, 1, "its last writes are one object");
         let flushes = publisher.flushes();
         assert_eq!(flushes - published.last().expect("one").0, 1, "a group has one flush");
         published.push((flushes, seed));
