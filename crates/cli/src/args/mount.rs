@@ -89,15 +89,18 @@ pub(crate) struct ImportArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  forebay export tank\n  forebay export tank.img --lazy")]
+#[command(after_help = "Examples:\n  forebay export tank\n  forebay export tank.img --lazy\n\n\
+    A suspended pool is not exported: its newest changes are in memory only, and programs wait for them.\n\
+    `forebay clear` saves them once the device works. With --force they are lost, and programs that wait\n\
+    get errors.")]
 pub(crate) struct ExportArgs {
     #[arg(help = POOL_HELP)]
     pub(crate) pool: String,
     /// Detach busy mounts; the pool is exported when their last file is closed
     #[arg(long)]
     pub(crate) lazy: bool,
-    /// Do not wait for an object store that does not answer: what is not durable is lost. Also ends
-    /// an export that waits already
+    /// Give up what is not durable: export a suspended pool, and do not wait for an object store
+    /// that does not answer. Also ends an export that waits already
     #[arg(long)]
     pub(crate) force: bool,
 }
@@ -175,7 +178,8 @@ pub(crate) struct MountArgs {
     forebay umount tank          unmount all datasets of the pool\n  \
     forebay umount /srv/tank     also works if the process that served it was killed\n\n\
     While a bind mount or another mount namespace keeps the file system, it fails after ten seconds,\n\
-    and the pool stays in use until that mount is unmounted too.")]
+    and the pool stays in use until that mount is unmounted too.\n\n\
+    The mounts of a suspended pool are not unmounted, also not with --lazy: see `forebay export --help`.")]
 pub(crate) struct UmountArgs {
     /// Mount point, or a pool to unmount all its datasets
     #[arg(value_name = "MOUNTPOINT|POOL")]

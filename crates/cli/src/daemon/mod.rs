@@ -8,8 +8,8 @@
 //! - A dataset is mounted at most once, because the inodes of two mounts would not see each other's
 //!   changes.
 //! - A mount that ends for any reason is closed and removed by its own thread (`mounts`).
-//!   A pool imported only for mounts is exported with its last mount. The process ends with its
-//!   last pool.
+//!   A pool imported only for mounts is exported with its last mount, unless it is suspended
+//!   ([`unsaved`]). The process ends with its last pool.
 //!
 //! # Locking
 //!
@@ -37,6 +37,7 @@ pub(crate) mod screen;
 pub(crate) mod spawn;
 pub(crate) mod stats;
 pub(crate) mod trace;
+mod unsaved;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -44,7 +45,7 @@ use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use forebay_base::sync::{Condvar, Mutex, MutexGuard};
-use forebay_pool::{BlockCache, BlockCacheOptions, EventLog};
+use forebay_pool::{BlockCache, BlockCacheOptions, ErrorKind, EventLog};
 
 use crate::control::messages::{MountInfo, PoolInfo, ProcessInfo};
 use crate::discover::known;
@@ -57,6 +58,7 @@ use registry::NotClean;
 pub(crate) use registry::{ImportedPool, MountedDataset};
 pub(crate) use requests::{add_l2, add_log, expand_pool, remove_l2, remove_log};
 use screen::Screen;
+use unsaved::Unsaved;
 
 /// Share of the cache limit that the dirty data of all pools may take, as a fraction.
 const DIRTY_SHARE: (u64, u64) = (3, 4);
@@ -276,13 +278,15 @@ impl Daemon {
         }
     }
 
-    /// Exports a pool that was imported only for mounts and has none. `None` if it stays.
+    /// Exports a pool that was imported only for mounts and has none. `None` if it stays: also if
+    /// changes would be lost with it.
     fn close_if_unused(
         &self,
         changing: MutexGuard<'_, ()>,
         imported: &Arc<ImportedPool>,
     ) -> Option<Result<()>> {
-        let stays = imported.stays() || !imported.mounts().is_empty();
+        let is_used = imported.stays() || !imported.mounts().is_empty();
+        let stays = is_used || self.unsaved(imported).is_some();
         (!stays).then(|| self.close_pool(changing, imported))
     }
 
@@ -305,9 +309,15 @@ impl Daemon {
         if let Some(following) = &imported.following {
             following.stop();
         }
+        let before = Unsaved::of(&imported.pool());
         let closed = imported.close().map_err(|error| {
-            let failure = Failure::from(error)
-                .doing(format_args!("cannot export pool {} cleanly", imported.pool().name()));
+            let is_suspended = error.kind() == ErrorKind::Suspended;
+            let unsaved = before.or_else(|| Unsaved::of(&imported.pool()));
+            let failure = match unsaved.filter(|_| is_suspended) {
+                Some(unsaved) => unsaved.lost(),
+                None => Failure::from(error)
+                    .doing(format_args!("cannot export pool {} cleanly", imported.pool().name())),
+            };
             self.note_failure(failure.message.clone());
             failure
         });
@@ -330,8 +340,9 @@ impl Daemon {
     /// Unmounts all datasets of a pool, and exports it.
     ///
     /// # Errors
-    /// If a mount is busy, or closing fails.
+    /// If changes would be lost that nobody has given up, a mount is busy, or closing fails.
     pub(crate) fn export(&self, imported: &Arc<ImportedPool>, lazy: bool) -> Result<()> {
+        self.check_saved(imported)?;
         for mount in imported.mounts() {
             let unmounted = self.unmount(&mount, lazy);
             // The export itself says what becomes of changes that are not durable yet.
@@ -340,6 +351,7 @@ impl Daemon {
                 unmounted?;
             }
         }
+        self.save(imported)?;
         let changing = self.changing.lock();
         if let Some(mount) = imported.mounts().first() {
             return Err(Failure::new(format!(
@@ -429,6 +441,10 @@ impl Daemon {
         let ends = has_no_pools && state.requests == 0;
         state.shutting_down |= ends;
         ends
+    }
+
+    fn is_shutting_down(&self) -> bool {
+        self.state.lock().shutting_down
     }
 
     /// True if its pools were exported, so that it ends soon.

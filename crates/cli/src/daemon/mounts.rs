@@ -117,6 +117,14 @@ impl Daemon {
             && (outcome.is_ok() || is_pending)
         {
             outcome = closed.map_err(NotClean::from);
+        } else if !imported.stays()
+            && imported.mounts().is_empty()
+            && let Some(unsaved) = self.unsaved(imported)
+        {
+            let at = mount.current_at();
+            let message = format!("{}: {}", at.display(), unsaved.stays());
+            self.screen.warn(&message);
+            outcome = Err(NotClean { message, is_pending: true });
         }
         self.screen.say(&format!("unmounted {}", mount.current_at().display()));
         mount.set_outcome(outcome);

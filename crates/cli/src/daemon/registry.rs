@@ -37,6 +37,8 @@ pub(crate) struct ImportedPool {
     closing: Mutex<Closing>,
     /// Those who want that an export does not wait for a store that is away.
     giving_up: Arc<AtomicUsize>,
+    /// Whether changes that are not durable may be lost with the pool.
+    given_up: AtomicBool,
 }
 
 /// How far the export of a pool is.
@@ -80,6 +82,7 @@ impl ImportedPool {
             dirty_set: AtomicBool::new(dirty_set),
             closing: Mutex::named("registry-closing", Closing::Open),
             giving_up: Arc::default(),
+            given_up: AtomicBool::new(false),
         }
     }
 
@@ -100,6 +103,15 @@ impl ImportedPool {
     pub(crate) fn give_up(&self) -> GivingUp {
         self.giving_up.fetch_add(1, Ordering::Relaxed);
         GivingUp(Arc::clone(&self.giving_up))
+    }
+
+    /// Sets whether changes that are not durable may be lost with the pool.
+    pub(super) fn give_changes_up(&self, given_up: bool) {
+        self.given_up.store(given_up, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_given_up(&self) -> bool {
+        self.given_up.load(Ordering::Relaxed)
     }
 
     /// Claims the export for the calling thread. Returns false if another thread exports the pool,

@@ -58,9 +58,7 @@ impl Daemon {
                 answer(&info)
             }
             Request::Remount { at, flags } => answer(&self.remount(&at, &flags)?),
-            Request::Unmount { at, lazy, pool } => {
-                answer(&self.unmount(&self.mount_at(&at, pool)?, lazy).map_err(with_lazy_hint)?)
-            }
+            Request::Unmount { at, lazy, pool } => answer(&self.unmount_at(&at, pool, lazy)?),
             Request::Export { pool, lazy, force } => answer(&self.export_pool(pool, lazy, force)?),
             Request::Status { pool } => {
                 let imported = self.pool(pool)?;
@@ -120,14 +118,21 @@ impl Daemon {
         remove_l2(&self.pool(pool)?.pool(), device)
     }
 
-    /// Resumes a pool that is suspended, and empties its error log.
+    /// Resumes a pool that is suspended, and empties its error log. Exports it if it has stayed
+    /// without a mount for its changes only.
     fn clear_pool(&self, pool: u64) -> Result<()> {
-        let pool = &self.pool(pool)?.pool();
-        if pool.suspension().is_some() {
+        let imported = self.pool(pool)?;
+        let pool = &imported.pool();
+        let was_suspended = pool.suspension().is_some();
+        if was_suspended {
             pool.clear()?;
             self.screen.say(&format!("resumed pool {}", pool.name()));
         }
-        Ok(pool.clear_errors()?)
+        pool.clear_errors()?;
+        match was_suspended {
+            true => self.close_if_unused(self.changing.lock(), &imported).unwrap_or(Ok(())),
+            false => Ok(()),
+        }
     }
 
     fn check_pool(&self, pool: u64, on_progress: OnProgress<'_>) -> Result<JobReport> {
@@ -136,11 +141,25 @@ impl Daemon {
         Ok(info)
     }
 
+    fn unmount_at(&self, at: &Path, pool: Option<u64>, lazy: bool) -> Result<()> {
+        let mount = self.mount_at(at, pool)?;
+        self.check_mount_saved(&mount)?;
+        self.unmount(&mount, lazy).map_err(with_lazy_hint)
+    }
+
     fn export_pool(self: &Arc<Self>, pool: u64, lazy: bool, force: bool) -> Result<()> {
         let imported = self.pool(pool)?;
         // Until it returns: another export may wait already, and a later one waits again.
         let _giving_up = force.then(|| imported.give_up());
-        self.export(&imported, lazy).map_err(with_lazy_hint)?;
+        if force {
+            imported.give_changes_up(true);
+        }
+        let exported = self.export(&imported, lazy).map_err(with_lazy_hint);
+        // A lazy one goes on with the end of the last mount.
+        if exported.is_err() && force && !lazy {
+            imported.give_changes_up(false);
+        }
+        exported?;
         self.screen.say(&format!("exported pool {}", imported.pool().name()));
         Ok(())
     }

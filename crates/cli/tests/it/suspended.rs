@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use crate::fixture::{Fixture, fuse, mounted, root, texts};
+use crate::fixture::{Fixture, fuse, is_mounted, mounted, root, texts, wait_until};
 
 /// A file system in memory, of a size.
 pub(crate) struct SmallFs(PathBuf);
@@ -64,9 +64,9 @@ fn writers_wait_until_a_full_file_system_has_space_again() {
     assert!(status.contains("failmode wait"), "{status}");
     assert!(copy.try_wait().expect("a process").is_none());
     assert!(std::fs::metadata(at.join("copy")).is_ok(), "reads go on");
-    // A busy mount stays, and so do those who wait.
-    let busy = fixture.fails(&["umount", "at"]);
-    assert!(busy.contains("dd"), "{busy}");
+    // The mount stays, and so do those who wait.
+    let refused = fixture.fails(&["umount", "at"]);
+    assert!(refused.contains("in memory only"), "{refused}");
     assert!(copy.try_wait().expect("a process").is_none());
     small.grow("100m");
     fixture.ok(&["clear", "tank"]);
@@ -76,6 +76,118 @@ fn writers_wait_until_a_full_file_system_has_space_again() {
     assert!(copied == std::fs::read(fixture.path("source")).expect("it reads"));
     running.signal(libc::SIGINT);
     assert!(running.wait().status.success());
+}
+
+/// A mount of a pool that is suspended because the file system of its image is full, and a program
+/// that waits there for an fsync.
+struct Stuck {
+    small: SmallFs,
+    copy: std::process::Child,
+}
+
+impl Stuck {
+    fn new(fixture: &Fixture) -> Self {
+        let small = SmallFs::new(fixture.folder("small"), "20m");
+        fixture.ok(&["create", "small/tank.img", "--size", "64M", "--compression", "off"]);
+        let at = fixture.folder("at");
+        std::fs::write(fixture.path("source"), vec![7; 30 << 20]).expect("a file");
+        fixture.ok(&["mount", "small/tank.img", "at", "--daemon"]);
+        let copy = Command::new("dd")
+            .args(["bs=64K", "conv=fsync"])
+            .arg(format!("if={}", fixture.path("source").display()))
+            .arg(format!("of={}", at.join("copy").display()))
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("a process");
+        wait_until("it is suspended", || {
+            texts(&fixture.run(&["status", "tank"])).0.contains("SUSPENDED")
+        });
+        Self { small, copy }
+    }
+}
+
+/// What is in memory only would be lost, and those who wait for it would get errors.
+#[test]
+fn a_suspended_pool_is_exported_and_unmounted_only_by_force() {
+    if !root() || !fuse() {
+        return;
+    }
+    let fixture = Fixture::new();
+    let mut stuck = Stuck::new(&fixture);
+    for command in [
+        &["export", "tank"][..],
+        &["export", "tank", "--lazy"],
+        &["umount", "at"],
+        &["umount", "at", "--lazy"],
+        &["umount", "tank", "--lazy"],
+    ] {
+        let refused = fixture.fails(command);
+        for part in ["in memory only", "`forebay clear tank`", "`forebay export --force tank`"] {
+            assert!(refused.contains(part), "{command:?}: {refused}");
+        }
+        assert!(is_mounted(&fixture.path("at")), "{command:?}");
+        assert!(stuck.copy.try_wait().expect("a process").is_none(), "{command:?}: it waits");
+    }
+    stuck.small.grow("100m");
+    fixture.ok(&["clear", "tank"]);
+    assert!(stuck.copy.wait().expect("it ended").success());
+    let copied = std::fs::read(fixture.path("at").join("copy")).expect("it reads");
+    assert!(copied == std::fs::read(fixture.path("source")).expect("it reads"));
+    fixture.ok(&["export", "tank"]);
+}
+
+#[test]
+fn an_export_by_force_says_what_is_lost() {
+    if !root() || !fuse() {
+        return;
+    }
+    let fixture = Fixture::new();
+    let mut stuck = Stuck::new(&fixture);
+    // Its mount is busy, and nothing has happened.
+    let busy = fixture.fails(&["export", "--force", "tank"]);
+    assert!(busy.contains("dd"), "{busy}");
+    assert!(fixture.fails(&["export", "tank"]).contains("in memory only"));
+    assert!(stuck.copy.try_wait().expect("a process").is_none(), "it waits");
+    let lost = fixture.fails(&["export", "--force", "--lazy", "tank"]);
+    // Unless the program takes its time to end.
+    if !lost.contains("is still in use") {
+        for part in ["was exported without the changes since transaction group", "are lost"] {
+            assert!(lost.contains(part), "{lost}");
+        }
+        assert!(!lost.contains("forebay clear"), "{lost}");
+    }
+    assert!(!stuck.copy.wait().expect("it ended").success(), "it got an error");
+    wait_until("it is gone", || fixture.processes().is_empty());
+}
+
+/// umount(2) asks nobody. The pool stays until its changes are saved.
+#[test]
+fn a_suspended_pool_outlives_its_last_mount() {
+    if !root() || !fuse() {
+        return;
+    }
+    let fixture = Fixture::new();
+    let mut stuck = Stuck::new(&fixture);
+    stuck.copy.kill().expect("a signal");
+    stuck.copy.wait().expect("it ended");
+    let at = fixture.path("at");
+    let whole = std::fs::metadata(at.join("copy")).expect("a file").len();
+    let done = Command::new("umount").arg("-i").arg(&at).status().expect("the program umount");
+    assert!(done.success() && !is_mounted(&at));
+    wait_until("the mount has ended", || {
+        let processes = fixture.processes();
+        let mounts = processes[0]["pools"][0]["mounts"].as_array();
+        mounts.expect("the pool is there").is_empty()
+    });
+    assert!(fixture.fails(&["export", "tank"]).contains("in memory only"));
+    stuck.small.grow("100m");
+    fixture.ok(&["clear", "tank"]);
+    // It was imported for the mount only.
+    wait_until("it is exported", || fixture.processes().is_empty());
+    fixture.ok(&["mount", "small/tank.img", "at", "--daemon"]);
+    let copied = std::fs::read(at.join("copy")).expect("it reads");
+    assert!(copied.len() as u64 == whole && copied.iter().all(|byte| *byte == 7));
+    fixture.ok(&["umount", "at"]);
 }
 
 #[test]
