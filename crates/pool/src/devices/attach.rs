@@ -21,7 +21,7 @@ use super::heartbeat::{self, Heartbeat};
 use super::label::{self, MayWrite};
 use super::sides::Side;
 use super::status::STILL;
-use super::{Devices, Leaf, Vdev, create, usable_bytes};
+use super::{Devices, Leaf, Vdev, create, exported, usable_bytes};
 use crate::block_cache::BlockCache;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::label::MAX_LEAVES;
@@ -155,15 +155,10 @@ impl Devices {
             erase_refused(&leaf, memory);
             return Err(error);
         }
-        let at = vdev.push(leaf, &added).map_err(|leaf| {
+        let at = self.join(vdev, leaf, &added, guid).map_err(|(leaf, error)| {
             erase_refused(&leaf, memory);
-            let (name, most) = (vdev.title(), MAX_LEAVES);
-            let text = format!(
-                "{name} has had {most} devices since the import; export the pool, and import it again"
-            );
-            Error::new(ErrorKind::Invalid, text)
+            error
         })?;
-        vdev.set_kind(VdevKind::Mirror, guid);
         *config = extended;
         let side = Side { vdev, at };
         if let Err(error) = side.end_missing(self, config, open_txg, memory, may_write) {
@@ -176,6 +171,31 @@ impl Devices {
             return Err(error);
         }
         Ok(side)
+    }
+
+    /// A vdev gets a device, and is a mirror with this guid. Returns the index of the device; or
+    /// the device and an error, if the pool was closed meanwhile, or had so many devices that this
+    /// one gets no index.
+    fn join(
+        &self,
+        vdev: &Vdev,
+        leaf: Leaf,
+        config: &LeafConfig,
+        guid: u64,
+    ) -> Result<u8, (Box<Leaf>, Error)> {
+        let is_closed = self.adding.lock();
+        if *is_closed {
+            return Err((Box::new(leaf), exported()));
+        }
+        let at = vdev.push(leaf, config).map_err(|leaf| {
+            let (name, most) = (vdev.title(), MAX_LEAVES);
+            let text = format!(
+                "{name} has had {most} devices since the import; export the pool, and import it again"
+            );
+            (leaf, Error::new(ErrorKind::Invalid, text))
+        })?;
+        vdev.set_kind(VdevKind::Mirror, guid);
+        Ok(at)
     }
 
     /// Checks that a device may join the vdev of another one.

@@ -24,7 +24,7 @@ use super::label::{self, MayWrite, Uberblock};
 use super::slots::Slots;
 use super::status::STILL;
 use super::vdev::LeafState;
-use super::{Devices, Leaf, Vdev};
+use super::{Devices, Leaf, Vdev, exported};
 use crate::block_cache::BlockCache;
 use crate::error::{Error, ErrorKind, Result};
 use crate::events::{Event, EventKind};
@@ -105,10 +105,14 @@ impl Devices {
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`] if its sectors are larger than the pool's, or the pool has had too
-    /// many.
+    /// many; [`ErrorKind::Closed`].
     pub(crate) fn set_log(&self, vdev: Vdev) -> Result<()> {
         vdev.leaves().try_for_each(|(_, leaf)| self.check_sectors(leaf))?;
         vdev.status().set_events(self.events());
+        let is_closed = self.adding.lock();
+        if *is_closed {
+            return Err(exported());
+        }
         let at = self.logs.vdevs.push(vdev).map_err(|_| too_many())?;
         self.logs.current.store(at + 1, Ordering::Release);
         Ok(())

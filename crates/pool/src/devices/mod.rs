@@ -17,7 +17,7 @@
 //!
 //! # Locking
 //!
-//! `pool-devices` serialises adding vdevs and reopened devices; a closed set takes none.
+//! `pool-devices` serialises adding vdevs and devices of them; a closed set takes none.
 //! `pool-device-lock` protects a device's file lock until the pool is closed. `pool-mirror-write`
 //! counts the requests of a mirror's write. No request runs under these. `pool-vdev`: [`status`].
 //!
@@ -77,6 +77,11 @@ pub(crate) struct DeviceSpan {
 /// Bytes of a device that a pool can use; a multiple of the label size.
 pub(crate) fn usable_bytes(device: &dyn Device) -> u64 {
     device.info().size_bytes / LABEL_BYTES * LABEL_BYTES
+}
+
+/// The error of a device that comes after the pool was closed.
+fn exported() -> Error {
+    Error::new(ErrorKind::Closed, "the pool is exported")
 }
 
 fn too_small(name: &str, has_bytes: u64, needs_bytes: u64) -> Error {
@@ -189,10 +194,13 @@ impl Devices {
     /// Adds a vdev with the next number. Its labels must be written before.
     ///
     /// # Errors
-    /// As [`new`](Self::new).
+    /// As [`new`](Self::new); [`ErrorKind::Closed`].
     pub(crate) fn add(&self, vdev: Vdev) -> Result<()> {
         let invalid = |text| Err(Error::new(ErrorKind::Invalid, text));
-        let _adding = self.adding.lock();
+        let is_closed = self.adding.lock();
+        if *is_closed {
+            return Err(exported());
+        }
         let at = self.count();
         if at == MAX_VDEVS {
             return invalid(format!("a pool has at most {MAX_VDEVS} vdevs"));

@@ -23,7 +23,7 @@ use super::config::Config;
 use super::heartbeat::{self, Heartbeat};
 use super::label::{self, Ring};
 use super::sides::Side;
-use super::{Devices, Leaf};
+use super::{Devices, Leaf, exported};
 use crate::block_cache::BlockCache;
 use crate::error::{Error, ErrorKind, Result};
 use crate::events::{Event, EventKind};
@@ -138,7 +138,7 @@ impl Devices {
         self.check_sectors(&leaf)?;
         let is_closed = self.adding.lock();
         if *is_closed {
-            return Err(Error::new(ErrorKind::Closed, "the pool is exported"));
+            return Err(exported());
         }
         match side.vdev.exchange(side.at, leaf) {
             Ok(at) => {

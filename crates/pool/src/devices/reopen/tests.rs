@@ -1,8 +1,10 @@
+use forebay_base::rng::SmallRng;
 use forebay_base::sync::Arc;
 use forebay_io::{Device, MemoryDevice, MemoryOptions, OpenOptions};
 
 use super::*;
 use crate::block_cache::BlockCacheOptions;
+use crate::devices::attach::{Labels, NewSide};
 use crate::devices::create::{CreateOptions, NewVdev, create};
 use crate::devices::import::Imported;
 use crate::devices::label::Uberblock;
@@ -50,6 +52,30 @@ fn a_closed_set_takes_no_device_that_was_opened_again() {
     let error = pool.devices.exchange(side, opened).map(drop).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
     open("b").expect("nobody has its lock");
+}
+
+/// An export closes the set while the new side gets its labels.
+#[test]
+fn a_closed_set_takes_no_new_side() {
+    let (memory, folder) = (memory(), tempfile::tempdir().unwrap());
+    let options = OpenOptions { create_bytes: Some(SIZE), ..OpenOptions::default() };
+    let path = |name: &str| folder.path().join(name);
+    let open = |name: &str| open_path(&path(name), &options);
+    let mut pool = mirror(vec![open("a").unwrap(), open("b").unwrap()], &memory);
+    let devices = &pool.devices;
+    let may_write = |_: u64| {
+        devices.close();
+        Ok(())
+    };
+    let device = open("c").unwrap();
+    let new = NewSide { device, replaces: false, force: false, sector_bytes: None };
+    let labels = Labels { config: &mut pool.config, memory: &memory, may_write: &may_write };
+    let beside = path("a").to_str().unwrap().to_owned();
+    let mut rng = SmallRng::from_seed(2);
+    let error = devices.attach(&beside, new, (None, &mut rng), &|| 6, labels).map(drop);
+    assert_eq!(error.unwrap_err().kind(), ErrorKind::Closed);
+    assert_eq!(devices.get(0).unwrap().leaves().count(), 2);
+    open("c").expect("nobody has its lock");
 }
 
 #[test]
