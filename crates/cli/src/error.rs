@@ -117,7 +117,7 @@ impl From<forebay_pool::Error> for Failure {
             .to_string()
             .replace("open it with `read_only`", "use --read-only")
             .replace(
-                ", or give `create_bytes` to make a file",
+                ", or set `create_bytes` to create a file",
                 ", or create a pool there with `forebay create`",
             )
             .replace("`rewind` goes back", "--rewind goes back")

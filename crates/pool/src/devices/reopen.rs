@@ -16,7 +16,7 @@ mod tests;
 
 use std::path::Path;
 
-use forebay_io::Device;
+use forebay_io::{Device, OpenError};
 
 use super::attach::invalid;
 use super::config::Config;
@@ -30,6 +30,35 @@ use crate::events::{Event, EventKind};
 use crate::format::label::{MAX_LEAVES, StoredState};
 use crate::log::ReadDevice;
 use crate::open::{Opened, OpenedPath};
+
+/// Opens what is at the path of a device now.
+fn open_again(known: &OpenedPath, old: &Leaf) -> Result<Opened> {
+    let at = known.path().display();
+    let needs = old.size_bytes();
+    let truncated = |has| {
+        Error::new(
+            ErrorKind::Invalid,
+            format!(
+                "{at}: has {has} bytes, but the device had {needs}: it was truncated; bring back what it held"
+            ),
+        )
+    };
+    let opened = known.open().map_err(|error| {
+        let cause = std::error::Error::source(&error).and_then(|cause| cause.downcast_ref());
+        match cause {
+            Some(OpenError::TooSmall { size_bytes, .. }) => truncated(*size_bytes).because(error),
+            Some(OpenError::Missing { .. } | OpenError::MissingFolder { .. }) => {
+                let text = format!("{at}: no such file or device; bring it back");
+                Error::new(ErrorKind::NotFound, text).because(error)
+            }
+            _ => error,
+        }
+    })?;
+    match opened.device.info().size_bytes {
+        has if has < needs => Err(truncated(has)),
+        _ => Ok(opened),
+    }
+}
 
 impl Devices {
     /// The side of a mirror that is called so; or the one whose label is at that path, with the
@@ -114,19 +143,20 @@ impl Devices {
         };
         // It may be the same file: it cannot be locked, or opened exclusively, twice.
         old.close_to_reopen();
-        let at = known.path().display();
-        let opened = known.open().map_err(|error| {
-            let what = format!("{at}: cannot bring the side back (guid {:#x})", old.guid());
-            error.doing(what)
+        let opened = open_again(&known, old).map_err(|error| {
+            let (pool, guid) = (&config.pool_name, old.guid());
+            let instead = match error.kind() {
+                ErrorKind::NotFound => {
+                    format!(", or give the path where it is now: `forebay online {pool} PATH`")
+                }
+                ErrorKind::Invalid => {
+                    format!(", or replace it: `forebay replace {pool} {guid:x} NEW-DEVICE`")
+                }
+                _ => String::new(),
+            };
+            let text = format!("cannot bring the side back (guid {guid:#x}): {error}{instead}");
+            Error::new(error.kind(), text).because(error)
         })?;
-        let (has, needs) = (opened.device.info().size_bytes, old.size_bytes());
-        if has < needs {
-            return invalid(format!(
-                "{at}: has {has} bytes, but the side had {needs}: it was truncated; bring back what it held, or replace it: `forebay replace {} {:x} NEW-DEVICE`",
-                config.pool_name,
-                old.guid()
-            ));
-        }
         let lacks_from = side.check_label(&*opened.device, (config, synced), memory)?;
         Ok((self.exchange(side, opened)?, lacks_from))
     }
@@ -208,21 +238,14 @@ impl Devices {
         let Some(known) = old.opened_path() else { return Ok(()) };
         old.drain();
         old.unlock_file();
-        let opened = match known.open() {
+        let opened = match open_again(known, old) {
             // A block device cannot be opened exclusively twice.
             Err(error) if error.kind() == ErrorKind::InUse => {
                 old.close_to_reopen();
-                known.open()?
+                open_again(known, old)?
             }
             opened => opened?,
         };
-        let (has, needs) = (opened.device.info().size_bytes, old.size_bytes());
-        if has < needs {
-            let at = known.path().display();
-            return invalid(format!(
-                "{at}: has {has} bytes, but the device had {needs}: bring back what it held"
-            ));
-        }
         resumed.check(side, &*opened.device, memory)?;
         let new = self.exchange(side, opened)?;
         old.close_to_reopen();

@@ -136,7 +136,12 @@ fn a_side_that_was_emptied_comes_back_with_its_content() {
     for bytes in [0, SIZE / 2] {
         truncate(&files.path("b"), bytes);
         let error = pool.online_device(&side).expect_err("it has lost its content");
-        assert!(error.to_string().contains(&side), "{error}");
+        let text = error.to_string();
+        for part in [&*side, "it was truncated; bring back what it held", "forebay replace tank"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        // It would be of no use to enlarge it.
+        assert!(!text.contains("truncate --size"), "{text}");
         assert_eq!(states(&pool), [LeafState::Online, LeafState::Faulted], "{error}");
     }
     // Into the same file, which has the pool's lock no more.
@@ -164,10 +169,11 @@ fn only_the_side_itself_comes_back() {
         let error = pool.online_device(&side).expect_err("not the side");
         assert_eq!(error.kind(), kind, "{error}");
         let text = error.to_string();
+        assert!(!text.contains("create_bytes"), "{text}");
         assert!(text.contains(&side) && text.contains(wanted), "{text}");
         assert_eq!(states(&pool), [LeafState::Online, LeafState::Offline]);
     };
-    refused(ErrorKind::NotFound, "cannot bring the side back");
+    refused(ErrorKind::NotFound, "no such file or device; bring it back, or give the path");
     fs::copy(files.path("x"), files.path("b")).expect("a copy");
     refused(ErrorKind::NotAPool, "of pool \"other\"");
     fs::copy(files.path("a"), files.path("b")).expect("a copy");
