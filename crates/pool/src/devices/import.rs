@@ -15,7 +15,7 @@ use super::config::{Config, Label, LeafConfig, Missed, VdevConfig, VdevKind};
 use super::heartbeat::{self, Heartbeat, Pause};
 use super::label::{self, Ring, Uberblock};
 use super::status::STILL;
-use super::{Devices, Leaf, Vdev, features, usable_bytes};
+use super::{Devices, Leaf, Vdev, features, lost_end, usable_bytes};
 use crate::block_cache::BlockCache;
 use crate::block_key::BIRTH_END;
 use crate::error::{Error, ErrorKind, Result};
@@ -107,6 +107,7 @@ pub(crate) fn import(
         return Err(Error::new(ErrorKind::Corrupt, text));
     }
     note_rolled_back(&labelled, &mut config, (newest, &mut notes), memory)?;
+    lost_end::note_lost_ends(&labelled, &mut config, (newest, &mut notes), memory)?;
     let log_stamps = log_stamps(&labelled, &config, memory)?;
     let count = usize::from(newest.vdev_count);
     if count == 0 || count > config.vdevs.len() {

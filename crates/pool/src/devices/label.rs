@@ -566,7 +566,16 @@ pub(super) fn read_slot(
     Ok(own.map(|phys| phys.txg.get()))
 }
 
-fn read_ring(ring: &[u8], pool_guid: u64, name: &str, found: &mut Vec<Uberblock>) -> Result<()> {
+/// Adds the valid uberblocks of a pool in the bytes of a ring, without duplicates.
+///
+/// # Errors
+/// [`ErrorKind::Unsupported`] if another version wrote one.
+pub(super) fn read_ring(
+    ring: &[u8],
+    pool_guid: u64,
+    name: &str,
+    found: &mut Vec<Uberblock>,
+) -> Result<()> {
     for (slot, bytes) in ring.chunks_exact(SLOT_BYTES).enumerate() {
         let Ok(phys) = UberblockPhys::ref_from_bytes(bytes) else { continue };
         let mine = phys.is_sound() && phys.pool_guid.get() == pool_guid;

@@ -3,7 +3,7 @@
 //! * I/O: [`requests`] to a [`vdev`], which is a device ([`leaf`]) or a mirror of several, or the
 //!   [`log_vdev`]. [`status`] is what is known of the devices of a vdev.
 //! * Membership: [`sides`] of mirrors leave and come back, [`attach`] adds and removes them,
-//!   [`reopen`] opens their devices again.
+//!   [`reopen`] opens their devices again, [`lost_end`] finds those that were truncated.
 //! * On the devices: [`label`], with [`config`] and [`features`]; [`verify_labels`], [`heartbeat`].
 //! * [`create`] and [`import`] make the devices of a pool; [`open`](crate::open) opens files.
 //!
@@ -33,6 +33,7 @@ pub(crate) mod import;
 pub(crate) mod label;
 mod leaf;
 pub(crate) mod log_vdev;
+mod lost_end;
 pub(crate) mod reopen;
 mod requests;
 pub(crate) mod sides;

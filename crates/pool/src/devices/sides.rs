@@ -13,6 +13,7 @@ use super::config::{Config, Label, VdevKind};
 use super::heartbeat::{self, Heartbeat};
 use super::import;
 use super::label::{self, MayWrite, Ring};
+use super::lost_end::has_lost_end;
 use super::status::{STILL, VdevStatus};
 use super::{Devices, Leaf, Place, Vdev};
 use crate::block_cache::BlockCache;
@@ -163,8 +164,8 @@ impl<'a> Side<'a> {
 
     /// Checks that a device is the side, and was not written apart from the others: that another
     /// host has not imported it alone. `synced` is the newest durable txg. The device may be an
-    /// older copy of the side: returns the txg from which on it lacks blocks, for
-    /// [`misses_since`](Self::misses_since).
+    /// older copy of the side, or have lost its end: returns the txg from which on it lacks blocks,
+    /// for [`misses_since`](Self::misses_since).
     ///
     /// # Errors
     /// [`ErrorKind::NotAPool`] says what the device is.
@@ -187,6 +188,13 @@ impl<'a> Side<'a> {
                 "{name}: was written without the other sides, so it stays out of use; to keep what it has instead, export the pool and import this device alone"
             );
             return Err(Error::new(ErrorKind::NotAPool, text));
+        }
+        if has_lost_end(device, &found, memory)? {
+            tracing::warn!(
+                device = &**name,
+                "has lost its end: a resilver writes all blocks to it"
+            );
+            return Ok(1);
         }
         Ok(found.missing_from(newest))
     }

@@ -211,15 +211,78 @@ fn a_side_that_is_truncated_in_use_is_faulted_by_its_next_flush() {
     // It is as long as before, with zeros where its end was.
     files.set_len("b", SIZE);
     let pool = files.import(&["a", "b"]).expect("both");
-    assert!(pool.start_resilver().expect("it misses blocks"));
+    assert!(pool.import_notes().iter().any(|note| note.contains("has lost its end")));
+    comes_back_whole(pool, &files, number, 2);
+}
+
+/// A resilver of all blocks makes the side b whole.
+fn comes_back_whole(pool: Pool, files: &Files, number: u64, salt: u8) {
+    assert_eq!(states(&pool), [LeafState::Online, LeafState::Degraded]);
+    assert_eq!(pool.devices()[1].missed_from, Some(1), "all blocks");
+    pool.start_resilver().expect("it starts");
     let status = pool.wait_resilver();
     assert_eq!(states(&pool), [LeafState::Online; 2], "{status:?}");
-    // What it had before it was truncated is found and healed by a scrub.
-    assert_eq!(scrub(&pool).lost_count, 0);
+    assert!(status.blocks >= 200, "{status:?}");
     let report = scrub(&pool);
     assert_eq!((report.healed, report.lost_count), (0, 0), "{report:?}");
     check(&pool);
-    verify(&pool, number, 200, 2);
+    verify(&pool, number, 200, salt);
     pool.export().expect("exported");
-    verify_alone(&files.open("b"), number, 200, 2);
+    verify_alone(&files.open("b"), number, 200, salt);
+}
+
+/// Nothing but the zeros at its end says so: its label is that of the other side.
+#[test]
+fn a_side_that_was_truncated_and_has_grown_again_gets_all_blocks() {
+    let files = Files::new();
+    let pool = create(vec![NewVdev::Mirror(vec![files.open("a").into(), files.open("b").into()])]);
+    let number = fill(&pool, 200);
+    pool.export().expect("exported");
+    let cut = |name| {
+        files.set_len(name, SIZE / 2);
+        files.set_len(name, SIZE);
+    };
+    cut("b");
+    let pool = files.import(&["a", "b"]).expect("both");
+    assert!(pool.import_notes()[0].contains("has lost its end"), "{:?}", pool.import_notes());
+    comes_back_whole(pool, &files, number, 0);
+    // Beside the pool, while it is out of use.
+    let pool = files.import(&["a", "b"]).expect("both");
+    assert!(pool.import_notes().is_empty(), "{:?}", pool.import_notes());
+    let guid = format!("{:x}", pool.devices()[1].guid);
+    pool.offline_device(&guid).expect("the other one is whole");
+    cut("b");
+    pool.online_device(&guid).expect("it is the side");
+    let status = pool.wait_resilver();
+    assert!(status.blocks >= 200, "{status:?}");
+    let report = scrub(&pool);
+    assert_eq!((report.healed, report.lost_count), (0, 0), "{report:?}");
+    pool.export().expect("exported");
+    // No other side is better: a scrub says what is lost.
+    ["a", "b"].into_iter().for_each(cut);
+    let pool = files.import(&["a", "b"]).expect("both");
+    assert_eq!(states(&pool), [LeafState::Online; 2]);
+    let notes = pool.import_notes();
+    assert!(
+        notes.len() == 2 && notes.iter().all(|note| note.contains("forebay scrub")),
+        "{notes:?}"
+    );
+    pool.abandon();
+}
+
+/// A power cut may tear a label, and takes no uberblocks with it.
+#[test]
+fn a_torn_back_label_does_not_make_a_side_miss_all_blocks() {
+    let files = Files::new();
+    let pool = create(vec![NewVdev::Mirror(vec![files.open("a").into(), files.open("b").into()])]);
+    fill(&pool, 20);
+    pool.abandon();
+    let path = files.0.path().join("b");
+    let file = std::fs::File::options().write(true).open(path).expect("a file");
+    let back = SIZE - (256 << 10);
+    std::os::unix::fs::FileExt::write_all_at(&file, &[0; 8192], back).expect("written");
+    let pool = files.import(&["a", "b"]).expect("both");
+    assert_eq!(states(&pool), [LeafState::Online; 2]);
+    assert!(pool.import_notes().is_empty(), "{:?}", pool.import_notes());
+    pool.export().expect("exported");
 }
