@@ -10,26 +10,46 @@
 //!
 //! What a path leads to is believed if its label names the pool and the side, and if it was not
 //! written without the other sides.
+//!
+//! What passes by itself refuses no device at once: a batch of the log in flight, another process
+//! that looks at the device, want of memory. It is waited for, for [`TRIES`] pauses.
 
 #[cfg(all(test, not(forebay_model)))]
 mod tests;
 
 use std::path::Path;
+use std::time::Duration;
 
 use forebay_io::{Device, OpenError};
 
 use super::attach::invalid;
 use super::config::Config;
-use super::heartbeat::{self, Heartbeat};
+use super::heartbeat::{self, Heartbeat, Pause};
 use super::label::{self, Ring};
+use super::lost_end::has_lost_end;
 use super::sides::Side;
-use super::{Devices, Leaf, exported};
+use super::{Devices, Leaf, Vdev, exported};
 use crate::block_cache::BlockCache;
 use crate::error::{Error, ErrorKind, Result};
 use crate::events::{Event, EventKind};
 use crate::format::label::{MAX_LEAVES, StoredState};
 use crate::log::ReadDevice;
 use crate::open::{Opened, OpenedPath};
+
+/// How often a device is tried again that is refused for a reason that passes.
+const TRIES: u32 = 20;
+/// The pause before each of them.
+const TRY_PAUSE: Duration = Duration::from_millis(100);
+
+/// Whether a device that is refused for this reason may be accepted a little later.
+fn passes(error: &Error) -> bool {
+    match error.kind() {
+        ErrorKind::InUse | ErrorKind::NoMemory => true,
+        // The log says so, and not a device.
+        ErrorKind::Device => error.device_error().is_none(),
+        _ => false,
+    }
+}
 
 /// Opens what is at the path of a device now.
 fn open_again(known: &OpenedPath, old: &Leaf) -> Result<Opened> {
@@ -58,6 +78,16 @@ fn open_again(known: &OpenedPath, old: &Leaf) -> Result<Opened> {
         has if has < needs => Err(truncated(has)),
         _ => Ok(opened),
     }
+}
+
+/// The devices of a vdev that are in use, and have all blocks.
+fn whole_of(vdev: &Vdev) -> impl Iterator<Item = (u8, &Leaf)> {
+    vdev.used().filter(|(at, _)| vdev.status().missed(*at).is_none())
+}
+
+/// Whether one of them is not gone.
+fn has_stand_in(vdev: &Vdev) -> bool {
+    whole_of(vdev).any(|(_, leaf)| !leaf.is_gone())
 }
 
 impl Devices {
@@ -183,29 +213,31 @@ impl Devices {
         }
     }
 
+    /// Whether all devices of a vdev that have all blocks are gone, and may be opened again.
+    pub(crate) fn has_gone_vdev(&self) -> bool {
+        self.iter().any(|vdev| whole_of(vdev).next().is_some() && !has_stand_in(vdev))
+    }
+
     /// Opens devices again that are gone, and for which no other device stands in. The txg that
     /// could not be written goes on there: they must have the newest durable one. Of a mirror one
     /// suffices: those that are refused are faulted then. For a pool that is suspended, so that
-    /// nothing is written meanwhile.
+    /// nothing is written meanwhile. Returns whether any was opened.
     ///
     /// # Errors
     /// [`ErrorKind::Suspended`], with the first device of a vdev that is refused and the cause, if
     /// none of them is back. They are gone as before.
-    pub(crate) fn reopen_gone(&self, resumed: &Resumed<'_>, memory: &BlockCache) -> Result<()> {
-        for vdev in self.iter() {
-            let whole = || vdev.used().filter(|(at, _)| vdev.status().missed(*at).is_none());
-            let stands_in = |(_, leaf): (u8, &Leaf)| !leaf.is_gone();
-            if whole().any(stands_in) {
-                continue;
+    pub(crate) fn reopen_gone(&self, resumed: &Resumed<'_>, memory: &BlockCache) -> Result<bool> {
+        let mut reopened = false;
+        for vdev in self.iter().filter(|vdev| !has_stand_in(vdev)) {
+            let mut refused = self.reopen_whole(vdev, resumed, memory);
+            let is_cut = |(_, error): &(Side<'_>, Error)| error.kind() == ErrorKind::Corrupt;
+            if !has_stand_in(vdev) && refused.iter().any(is_cut) {
+                // No other side is better. A scrub finds what is lost.
+                let resumed = Resumed { takes_lost_end: true, ..*resumed };
+                refused = self.reopen_whole(vdev, &resumed, memory);
             }
-            let gone: Vec<u8> = whole().map(|(at, _)| at).collect();
-            let mut refused = Vec::new();
-            for side in gone.into_iter().map(|at| Side { vdev, at }) {
-                if let Err(error) = self.reopen_to_resume(side, resumed, memory) {
-                    refused.push((side, error));
-                }
-            }
-            if whole().any(stands_in) {
+            if has_stand_in(vdev) {
+                reopened = true;
                 self.fault_refused(&refused);
             } else if let Some((side, error)) = refused.into_iter().next() {
                 let name = side.leaf().name();
@@ -213,7 +245,30 @@ impl Devices {
                 return Err(Error::new(ErrorKind::Suspended, text).because(error));
             }
         }
-        Ok(())
+        Ok(reopened)
+    }
+
+    /// Opens the devices of a vdev again that have all blocks. Returns those that are refused.
+    fn reopen_whole<'a>(
+        &'a self,
+        vdev: &'a Vdev,
+        resumed: &Resumed<'_>,
+        memory: &BlockCache,
+    ) -> Vec<(Side<'a>, Error)> {
+        let sides: Vec<_> = whole_of(vdev).map(|(at, _)| Side { vdev, at }).collect();
+        let reopen = |side: Side<'a>| {
+            let mut tries = 0;
+            loop {
+                match self.reopen_to_resume(side, resumed, memory) {
+                    Err(error) if passes(&error) && tries < TRIES => {
+                        tries += 1;
+                        (resumed.pause)(TRY_PAUSE);
+                    }
+                    ended => return ended.err().map(|error| (side, error)),
+                }
+            }
+        };
+        sides.into_iter().filter_map(reopen).collect()
     }
 
     /// Sides of a mirror that are not back get nothing any more: another one stands in for them.
@@ -258,6 +313,7 @@ impl Devices {
 type LogIsOn<'a> = &'a dyn Fn(u16, ReadDevice<'_>) -> Result<bool>;
 
 /// What a device must have on which a txg goes on that could not be written.
+#[derive(Clone, Copy)]
 pub(crate) struct Resumed<'a> {
     pub(crate) config: &'a Config,
     /// The newest durable txg.
@@ -268,6 +324,10 @@ pub(crate) struct Resumed<'a> {
     pub(crate) relies_on_devices: bool,
     /// Whether a device of a vdev has all that was fsynced there since `synced`.
     pub(crate) log_is_on: LogIsOn<'a>,
+    /// Whether a device does that has lost its end.
+    pub(crate) takes_lost_end: bool,
+    /// Waits for what passes by itself.
+    pub(crate) pause: Pause<'a>,
 }
 
 impl Resumed<'_> {
@@ -306,6 +366,13 @@ impl Resumed<'_> {
             return refused(format!(
                 "lacks blocks from transaction group {lacks_from} on, as its label says: it is an older copy"
             ));
+        }
+        if has_lost_end(device, &label, memory)? {
+            let text = format!("{name}: has lost its end: it was truncated, or overwritten there");
+            if !self.takes_lost_end {
+                return Err(Error::new(ErrorKind::Corrupt, text));
+            }
+            tracing::warn!("{text}; `forebay scrub` finds what is lost");
         }
         if self.relies_on_devices {
             return refused(format!(

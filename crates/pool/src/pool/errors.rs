@@ -101,7 +101,8 @@ impl Pool {
     }
 
     /// Empties the error log, durably, forgets the I/O errors of the devices, and uses a log vdev
-    /// again that has failed.
+    /// again that has failed. If that finds devices gone of which no other one has the blocks, goes
+    /// on as [`clear`](Self::clear) does: they may be back since.
     ///
     /// # Errors
     /// As [`sync`](Self::sync). In memory it is empty nevertheless, unless the pool is read-only.
@@ -116,7 +117,11 @@ impl Pool {
                 self.inner.log.move_to(self.inner.devices.log_extent())?;
             }
         }
-        self.sync()
+        let synced = self.sync();
+        match synced.is_err() && self.inner.devices.has_gone_vdev() {
+            true => self.clear(),
+            false => synced,
+        }
     }
 }
 

@@ -464,7 +464,7 @@ fn await_former_owner(devices: &Devices, pause: Pause<'_>) {
     }
 }
 
-fn sleep(time: Duration) {
+pub(super) fn sleep(time: Duration) {
     let clock = SystemClock::new();
     let (never, lock) = (Condvar::new(), Mutex::named("import-pause", ()));
     let mut held = lock.lock();

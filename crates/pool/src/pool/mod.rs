@@ -89,6 +89,9 @@ pub use trim::{TrimCounters, TrimProgress, TrimReport, TrimTunables};
 use txg_history::TxgHistory;
 pub use txg_history::{TxgHistoryInfo, TxgPhase, TxgRecord};
 
+/// How often a clear lets the commit go on, as long as devices are opened again.
+const CLEAR_TRIES: u32 = 3;
+
 /// A pool: devices and the datasets on them. Dropping it exports it.
 pub struct Pool {
     inner: Arc<PoolInner>,
@@ -198,13 +201,24 @@ impl Pool {
     /// Ends a suspension: repeats the step of the commit that failed, and goes on. Returns once the
     /// transaction group is durable, with all changes that it had when the pool was suspended. Does
     /// nothing if the pool is not suspended. A device that is gone is opened again first, if it was
-    /// opened by a path and no other one stands in for it.
+    /// opened by a path and no other one stands in for it. If the step fails once more because of
+    /// such a device, all that is repeated, a few times.
     ///
     /// # Errors
     /// [`ErrorKind::Suspended`] with the new cause if a device still fails, or if the pool was
     /// suspended for another reason than a device. Then the pool stays suspended.
     pub fn clear(&self) -> Result<()> {
         let _clearing = self.inner.clearing.lock();
+        for _ in 1..CLEAR_TRIES {
+            let reopened = self.inner.reopen_gone()?;
+            let cleared = self.inner.txgs.clear();
+            // The first flush of an open file may report what was lost before; and another device
+            // may be known to be gone only now.
+            let tries_again = || reopened || self.inner.devices.has_gone_vdev();
+            if cleared.is_ok() || !tries_again() {
+                return cleared;
+            }
+        }
         self.inner.reopen_gone()?;
         self.inner.txgs.clear()
     }

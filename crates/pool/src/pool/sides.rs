@@ -179,12 +179,13 @@ impl PoolInner {
         Ok(Some(side))
     }
 
-    /// Opens devices again that are gone, if the pool is suspended until it is cleared.
-    pub(super) fn reopen_gone(&self) -> Result<()> {
+    /// Opens devices again that are gone, if the pool is suspended until it is cleared. Returns
+    /// whether any was opened.
+    pub(super) fn reopen_gone(&self) -> Result<bool> {
         // Nobody else changes devices meanwhile.
         let config = self.config.lock();
         if !self.txgs.suspension().is_some_and(|now| now.resumable) {
-            return Ok(());
+            return Ok(false);
         }
         let beats = self.heartbeats.with_newest(|beats| beats.cloned());
         let resumed = Resumed {
@@ -193,6 +194,8 @@ impl PoolInner {
             beats: beats.as_ref(),
             relies_on_devices: self.store.relies_on_devices(),
             log_is_on: &|vdev, read| self.log.is_on(vdev, read),
+            takes_lost_end: false,
+            pause: &super::import::sleep,
         };
         self.devices.reopen_gone(&resumed, self.store.cache())
     }

@@ -406,6 +406,31 @@ fn a_suspended_mirror_goes_on_with_the_side_that_is_back() {
     }
 }
 
+/// Both sides went and are back before a commit could notice it, as other files.
+#[test]
+fn a_clear_that_finds_both_sides_gone_goes_on_with_what_is_back() {
+    let files = Files::new();
+    let pool = files.create_with(&[("heartbeat_ms", "0")]);
+    pool.set_tunable("txg_timeout_ms", "100000").expect("a tunable");
+    let number = fill(&pool, RECORDS);
+    for side in ["a", "b"] {
+        fs::copy(files.path(side), files.path("intact")).expect("a copy");
+        truncate(&files.path(side), 0);
+        fs::remove_file(files.path(side)).expect("removed");
+        fs::rename(files.path("intact"), files.path(side)).expect("renamed");
+    }
+    assert!(pool.suspension().is_none(), "nobody knows");
+    pool.clear().expect("there is nothing to clear");
+    pool.clear_errors().expect("both are back");
+    assert_eq!(states(&pool), [LeafState::Online; 2]);
+    overwrite(&pool, number, RECORDS, 1);
+    check(&pool);
+    pool.export().expect("exported");
+    let pool = files.import(&["b"]);
+    verify(&pool, number, RECORDS, 1);
+    pool.export().expect("exported");
+}
+
 #[test]
 fn a_side_that_was_refused_can_be_detached() {
     for is_back in [true, false] {

@@ -1,6 +1,7 @@
 use forebay_base::rng::SmallRng;
-use forebay_base::sync::Arc;
-use forebay_io::{Device, MemoryDevice, MemoryOptions, OpenOptions};
+use forebay_base::sync::atomic::{AtomicU32, Ordering};
+use forebay_base::sync::{Arc, Mutex};
+use forebay_io::{Device, MemoryDevice, MemoryOptions, OpenOptions, Request};
 
 use super::*;
 use crate::block_cache::BlockCacheOptions;
@@ -78,6 +79,113 @@ fn a_closed_set_takes_no_new_side() {
     open("c").expect("nobody has its lock");
 }
 
+/// The files of both sides were cut to nothing, and are back.
+fn gone_and_back(memory: &BlockCache, folder: &Path) -> Imported {
+    let options = OpenOptions { create_bytes: Some(SIZE), ..OpenOptions::default() };
+    let paths = ["a", "b"].map(|name| folder.join(name));
+    let opened = paths.iter().map(|path| open_path(path, &options).unwrap());
+    let pool = mirror(opened.collect(), memory);
+    for path in &paths {
+        let content = std::fs::read(path).unwrap();
+        std::fs::File::options().write(true).open(path).unwrap().set_len(0).unwrap();
+        let leaf = pool.devices.leaves().find(|leaf| Path::new(leaf.name()) == path).unwrap();
+        leaf.device().run(Request::flush()).result.unwrap_err();
+        assert!(leaf.is_gone());
+        std::fs::write(path, content).unwrap();
+    }
+    assert!(pool.devices.has_gone_vdev());
+    pool
+}
+
+#[test]
+fn what_passes_by_itself_refuses_no_device() {
+    let (memory, folder) = (memory(), tempfile::tempdir().unwrap());
+    let pool = gone_and_back(&memory, folder.path());
+    // Another process has one of the files, until it is waited for.
+    let path = folder.path().join("a");
+    std::fs::rename(&path, folder.path().join("before")).unwrap();
+    std::fs::copy(folder.path().join("before"), &path).unwrap();
+    let opened = open_path(&path, &OpenOptions::default()).unwrap();
+    let other = Mutex::named("test", Some(opened));
+    // And twice a batch of the log is in flight.
+    let batches = AtomicU32::new(2);
+    let log_is_on = |_: u16, _: ReadDevice<'_>| match batches.load(Ordering::Relaxed) {
+        0 => Ok(true),
+        left => {
+            batches.store(left - 1, Ordering::Relaxed);
+            Err(Error::new(ErrorKind::Device, "an fsync is being written there"))
+        }
+    };
+    let pause = |_: Duration| drop(other.lock().take());
+    let resumed = Resumed {
+        config: &pool.config,
+        synced: 5,
+        beats: None,
+        relies_on_devices: false,
+        log_is_on: &log_is_on,
+        takes_lost_end: false,
+        pause: &pause,
+    };
+    assert!(pool.devices.reopen_gone(&resumed, &memory).unwrap());
+    let vdev = pool.devices.get(0).unwrap();
+    assert_eq!(vdev.used().count(), 2, "none is faulted");
+    assert!(vdev.used().all(|(_, leaf)| !leaf.is_gone()));
+}
+
+#[test]
+fn what_does_not_pass_is_not_tried_for_ever() {
+    let (memory, folder) = (memory(), tempfile::tempdir().unwrap());
+    let pool = gone_and_back(&memory, folder.path());
+    let pauses = AtomicU32::new(0);
+    let pause = |_: Duration| {
+        pauses.fetch_add(1, Ordering::Relaxed);
+    };
+    let resumed = Resumed {
+        config: &pool.config,
+        synced: 5,
+        beats: None,
+        relies_on_devices: false,
+        log_is_on: &|_, _| Err(Error::new(ErrorKind::Device, "an fsync is being written there")),
+        takes_lost_end: false,
+        pause: &pause,
+    };
+    let error = pool.devices.reopen_gone(&resumed, &memory).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Suspended, "{error}");
+    assert_eq!(pauses.load(Ordering::Relaxed), 2 * TRIES, "each side");
+    assert_eq!(pool.devices.get(0).unwrap().used().count(), 2, "they are gone as before");
+}
+
+/// Of two sides that are back, one has lost its end: the other one goes on alone.
+#[test]
+fn a_side_that_has_lost_its_end_resumes_only_without_a_better_one() {
+    for cut in [&["a"][..], &["a", "b"]] {
+        let (memory, folder) = (memory(), tempfile::tempdir().unwrap());
+        let pool = gone_and_back(&memory, folder.path());
+        for name in cut {
+            let file = std::fs::File::options().write(true).open(folder.path().join(name));
+            let file = file.unwrap();
+            file.set_len(SIZE / 2).unwrap();
+            file.set_len(SIZE).unwrap();
+        }
+        let resumed = Resumed {
+            config: &pool.config,
+            synced: 5,
+            beats: None,
+            relies_on_devices: false,
+            log_is_on: &|_, _| Ok(true),
+            takes_lost_end: false,
+            pause: &|_| panic!("nothing passes"),
+        };
+        assert!(pool.devices.reopen_gone(&resumed, &memory).unwrap());
+        let vdev = pool.devices.get(0).unwrap();
+        let used: Vec<_> = vdev.used().map(|(_, leaf)| leaf.name().to_owned()).collect();
+        match cut.len() {
+            1 => assert!(used.len() == 1 && used[0].ends_with("/b"), "{used:?}"),
+            _ => assert_eq!(used.len(), 2, "{used:?}"),
+        }
+    }
+}
+
 #[test]
 fn a_device_whose_label_says_that_it_lacks_blocks_does_not_resume_a_txg() {
     let memory = memory();
@@ -94,6 +202,8 @@ fn a_device_whose_label_says_that_it_lacks_blocks_does_not_resume_a_txg() {
             beats: None,
             relies_on_devices: false,
             log_is_on: &|_, _| Ok(true),
+            takes_lost_end: false,
+            pause: &|_| panic!("nothing passes"),
         };
         let side = Side { vdev, at };
         resumed.check(side, &**side.leaf().device(), &memory)
