@@ -18,7 +18,8 @@ forebay_base::counters! {
     verify_failures: cause;
     /// Blocks without a good copy.
     blocks_lost;
-    /// Bad copies that were rewritten from a good copy.
+    /// Bad copies that were rewritten from a good copy, without those that a device was known to
+    /// miss.
     healed;
     /// Bad copies that could not be rewritten.
     heal_failures;

@@ -566,21 +566,18 @@ impl Store {
         priority: Priority,
     ) -> Result<()> {
         let healed = self.rewrite_uncounted(place, bytes, priority);
-        self.count(
-            match healed {
-                Ok(()) => StoreCounters::HEALED,
-                Err(_) => StoreCounters::HEAL_FAILURES,
-            },
-            1,
-        );
         match &healed {
-            // A resilver says how much it has written.
+            // The copy was not bad, but not there. A resilver says how much it has written.
             Ok(()) if self.devices.misses(place, bp.birth_txg.get()) => {}
             Ok(()) => {
+                self.count(StoreCounters::HEALED, 1);
                 let event = Event { device: self.devices.name_of(place), ..Event::because(place) };
                 self.shared.events.note(EventKind::Healed, event);
             }
-            Err(error) => tracing::warn!(%place, %error, "cannot heal block"),
+            Err(error) => {
+                self.count(StoreCounters::HEAL_FAILURES, 1);
+                tracing::warn!(%place, %error, "cannot heal block");
+            }
         }
         healed
     }

@@ -7,7 +7,7 @@ use forebay_io::OpenOptions;
 use forebay_pool::{ErrorKind, LeafState, NewVdev, Opened, Pool, has_label, open_path};
 
 use crate::common::{MIB, cache, check, create_options, import_options};
-use crate::mirrors::{SIZE, fill, overwrite, scrub, states, verify};
+use crate::mirrors::{SIZE, counter, fill, overwrite, scrub, states, verify};
 
 const RECORDS: u64 = 200;
 
@@ -88,6 +88,7 @@ fn a_copy_that_takes_the_place_of_an_offline_side_gets_the_data() {
     overwrite(&pool, number, 20, 1);
     files.copy_anew("b");
     comes_back(&pool, &side);
+    assert_eq!(counter(&pool, "healed"), 0, "what a side misses is no bad copy");
     pool.detach_device(&files.text("a")).expect("the other one is whole");
     overwrite(&pool, number, RECORDS, 2);
     check(&pool);
