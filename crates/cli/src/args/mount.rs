@@ -128,7 +128,8 @@ pub(crate) struct MountArgs {
     #[arg(long, default_value = "main")]
     pub(crate) dataset: String,
     /// Memory limit of the whole process, in bytes or with a suffix K, M, G, T; at least 64M, at
-    /// most the memory of the machine or of the cgroup [default: a quarter of that]
+    /// most the memory of the machine or of the cgroup [default: a quarter of that]. A daemon that
+    /// runs already keeps its limit
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub(crate) memory: Option<u64>,
     /// Also cache file content in the page cache of the kernel; faster, but content may be in

@@ -15,8 +15,8 @@ pub(super) const OFFLINE_HELP: &str = "Examples:\n  forebay offline tank /dev/sd
 pub(super) const DETACH_HELP: &str = "Examples:\n  forebay detach tank /dev/sdb\n  \
     forebay detach tank 9a4f21c7d8e05b36     by its guid, if the device is missing\n\n\
     The other devices of the mirror go on; of two, one device without a mirror is left. The labels of the\n\
-    removed device are erased. The last device with all blocks cannot be removed. `forebay attach` adds\n\
-    a device again.";
+    removed device are erased. A missing one keeps them: do not import it alone later. The last device\n\
+    with all blocks cannot be removed. `forebay attach` adds a device again.";
 
 #[derive(Debug, Args)]
 pub(crate) struct SideArgs {
@@ -31,7 +31,7 @@ pub(crate) struct SideArgs {
     after_help = "Examples:\n  forebay online tank /dev/sdb\n  forebay online tank /dev/sdb --no-wait\n\n\
     Brings back a device that is offline or faulted. A resilver then reads the blocks that were\n\
     written without it, and writes them onto it; `forebay status` shows how far it is. It starts over\n\
-    after an import. A missing device comes back with an import of all devices."
+    after an import. A missing device comes back by the path where it is, or with an import of all devices."
 )]
 pub(crate) struct OnlineArgs {
     #[command(flatten)]

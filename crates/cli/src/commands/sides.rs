@@ -34,7 +34,9 @@ pub(crate) fn online(args: &OnlineArgs) -> Result<()> {
 pub(crate) fn detach(args: &SideArgs) -> Result<()> {
     let SideArgs { pool, device } = args;
     change(&client::find(pool)?, device, SideChange::Detach)?;
-    output::line(&format!("{device} is no device of {pool} any more, and its labels are erased"));
+    output::line(&format!(
+        "{device} is no device of {pool} any more; its labels are erased, unless it is missing"
+    ));
     Ok(())
 }
 
