@@ -390,11 +390,26 @@ impl MountedDataset {
         self.mount.wait()
     }
 
-    /// Unmounts.
+    /// Unmounts, and waits for the end of the mount, unless `lazy`.
     pub(super) fn unmount(&self, lazy: bool) -> Result<(), MountError> {
+        self.unmount_by(if lazy { Mount::unmount_lazily } else { Mount::unmount })
+    }
+
+    /// Unmounts, without waiting for the end of the mount.
+    pub(super) fn begin_unmount(&self, lazy: bool) -> Result<(), MountError> {
+        self.unmount_by(if lazy { Mount::unmount_lazily } else { Mount::begin_unmount })
+    }
+
+    /// The error of an unmount that was begun long ago: another mount keeps the file system. `None`
+    /// if the mount has ended, and is being closed.
+    pub(super) fn kept_elsewhere(&self) -> Option<MountError> {
+        (!self.mount.has_ended()).then(|| self.mount.in_use_elsewhere())
+    }
+
+    fn unmount_by(&self, unmount: fn(&Mount) -> Result<(), MountError>) -> Result<(), MountError> {
         // For messages, since it leaves the mount table.
         let _ = self.current_at();
-        let done = if lazy { self.mount.unmount_lazily() } else { self.mount.unmount() };
+        let done = unmount(&self.mount);
         let is_covered = matches!(done, Err(MountError::Covered { .. }));
         self.covered.store(is_covered, Ordering::Relaxed);
         done

@@ -29,6 +29,8 @@ use crate::error::{Failure, Result};
 
 /// How long a shutdown without a user waits for busy mounts.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+/// A mount that was unmounted and has not ended by then is kept by another one.
+const KEPT_TIMEOUT: Duration = Duration::from_secs(3);
 /// Interval of attempts to unmount busy mounts.
 const BUSY_PERIOD: Duration = Duration::from_millis(300);
 /// How long a lazily unmounted file system is served before its files are closed.
@@ -237,14 +239,18 @@ impl Shutdown {
     }
 }
 
-/// Unmounts until nothing is mounted. Prints the first error.
+/// Unmounts until nothing is mounted, all mounts together: one that does not end keeps no other
+/// from being unmounted. Prints the first error.
 fn unmount_all(daemon: &Daemon, lazily: &AtomicBool, unattended: bool) {
     daemon.begin_shutdown();
+    let began = Instant::now();
     let mut printed = false;
     while !daemon.mounts().is_empty() {
         let lazy = lazily.load(Ordering::Relaxed);
         for mount in daemon.mounts() {
-            if let Err(error) = mount.unmount(lazy)
+            let is_late = !lazy && began.elapsed() > KEPT_TIMEOUT;
+            let kept = || mount.kept_elsewhere().filter(|_| is_late);
+            if let Some(error) = mount.begin_unmount(lazy).err().or_else(kept)
                 && !printed
             {
                 printed = true;

@@ -53,6 +53,35 @@ fn a_namespace_has_no_mounts_of_other_tests() {
     fixture.ok(&["umount", "at"]);
 }
 
+/// A copy keeps the file system of each mount. The daemon ends before it would have waited for two
+/// of them, one after the other.
+#[test]
+fn a_daemon_that_ends_leaves_no_mount_behind_another_one() {
+    if !fuse() || !root() || !has("unshare --mount mount --bind /tmp /tmp") {
+        return;
+    }
+    let fixture = Fixture::new();
+    for name in ["a", "b", "c"] {
+        fixture.pool(&format!("{name}.img"));
+        fixture.folder(&format!("at-{name}"));
+        fixture.folder(&format!("copy-{name}"));
+    }
+    let script = r#"
+        for name in a b c; do
+            "$FOREBAY" mount $name.img at-$name --daemon
+            mount --bind at-$name copy-$name
+        done
+        pid=$(basename run/*.sock .sock)
+        kill -TERM "$pid"
+        while kill -0 "$pid" 2>/dev/null; do sleep 0.05; done
+        grep fuse.forebay /proc/self/mounts
+    "#;
+    let (out, err) = texts(&in_namespace(&fixture, script));
+    let left: Vec<_> = out.lines().filter(|line| line.contains(" fuse.forebay ")).collect();
+    assert_eq!(left.len(), 3, "{out}{err}");
+    assert!(left.iter().all(|line| line.contains("/copy-")), "{out}{err}");
+}
+
 /// After umount(8), the process that served the mount is killed at once.
 #[test]
 fn umount_with_the_helper_is_a_barrier() {

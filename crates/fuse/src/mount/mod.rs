@@ -250,11 +250,25 @@ impl Mount {
     /// one; the mount stays. [`MountError::InUseElsewhere`] if the mount is detached but still in
     /// use.
     pub fn unmount(&self) -> Result<(), MountError> {
-        self.detach(false)?;
-        if self.wait_timeout(END_TIMEOUT) {
-            return Ok(());
+        self.begin_unmount()?;
+        match self.wait_timeout(END_TIMEOUT) {
+            true => Ok(()),
+            false => Err(self.in_use_elsewhere()),
         }
-        Err(MountError::InUseElsewhere { path: self.path().to_path_buf() })
+    }
+
+    /// As [`unmount`](Self::unmount), without waiting for the end of the session.
+    ///
+    /// # Errors
+    ///
+    /// As [`unmount`](Self::unmount), except [`MountError::InUseElsewhere`].
+    pub fn begin_unmount(&self) -> Result<(), MountError> {
+        self.detach(false)
+    }
+
+    /// The error of a mount that was detached, and does not end.
+    pub fn in_use_elsewhere(&self) -> MountError {
+        MountError::InUseElsewhere { path: self.path().to_path_buf() }
     }
 
     /// Detaches the mount at once. It is served until its last user is gone.
