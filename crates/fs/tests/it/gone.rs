@@ -42,10 +42,15 @@ fn content() -> Vec<u8> {
 
 impl Mirror {
     fn new(fail_mode: FailMode, options: &FsOptions) -> Self {
+        Self::imported(fail_mode, options, false)
+    }
+
+    fn imported(fail_mode: FailMode, options: &FsOptions, read_only: bool) -> Self {
         let media = [memory(SIZE), memory(SIZE)];
         Self::fill(&media, fail_mode);
         let sides = media.map(|medium| Arc::new(FaultDevice::new(medium, 5)));
-        let import = ImportOptions { host: host(), seed: Some(7), ..ImportOptions::new(cache()) };
+        let import = ImportOptions::new(cache());
+        let import = ImportOptions { host: host(), seed: Some(7), read_only, ..import };
         let opened = sides.iter().map(|side| (Arc::clone(side) as Arc<dyn Device>).into());
         let pool = Pool::import(opened.collect(), &import).expect("the pool");
         let fs = FileSystem::open_in(Arc::new(pool), NAME, options).expect("the file system");
@@ -224,6 +229,36 @@ fn operations_fail_at_once_if_the_dataset_says_so() {
     assert!(fs.pool().suspension().is_none(), "nothing was written");
     mirror.plug_in();
     assert_eq!(reads(fs, one).expect("it reads"), content()[50_000..50_100]);
+    mirror.end();
+}
+
+/// Nothing would tell when they can be repeated: such a pool commits nothing.
+#[test]
+fn reads_of_a_pool_that_is_imported_read_only_fail_at_once() {
+    let mirror = Mirror::imported(FailMode::Wait, &FsOptions::default(), true);
+    let (fs, one) = (&mirror.fs, mirror.ino("one"));
+    mirror.pull();
+    assert_eq!(kind(reads(fs, one)), Some(ErrorKind::Io));
+    assert_eq!(counter(fs, "suspension_waits"), 0);
+    mirror.plug_in();
+    assert_eq!(reads(fs, one).expect("it reads"), content()[50_000..50_100]);
+    mirror.end();
+}
+
+/// Of a file system that is read-only, the pool may still commit.
+#[test]
+fn reads_of_a_read_only_file_system_wait() {
+    let options = FsOptions { read_only: true, ..FsOptions::default() };
+    let mirror = Mirror::new(FailMode::Wait, &options);
+    let (fs, one) = (&mirror.fs, mirror.ino("one"));
+    mirror.pull();
+    std::thread::scope(|scope| {
+        let read = scope.spawn(|| reads(fs, one));
+        mirror.wait_for_waiters(1);
+        mirror.wait_for_suspension();
+        mirror.clear();
+        assert_eq!(read.join().expect("no panic").expect("it reads"), content()[50_000..50_100]);
+    });
     mirror.end();
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use forebay_io::fault::{Fault, FaultDevice, Rule};
 use forebay_io::{Away, Decorator, Device, DeviceStats, Op, Priority, Request};
-use forebay_pool::{Dataset, ErrorKind, HealthState, Pool};
+use forebay_pool::{Dataset, DevicesWait, ErrorKind, HealthState, Pool};
 
 use crate::common::{MIB, check, dataset};
 use crate::object_store::{Store, assert_content, destroy, disk, new_object, noise, write};
@@ -151,6 +151,49 @@ fn a_pool_whose_store_is_away_goes_on_by_itself() {
     check(&pool);
     drop((object, data));
     pool.export().unwrap();
+}
+
+/// A read fails once the store has been away for its budget. Its caller waits for the store alone.
+#[test]
+fn a_reader_waits_for_a_store_that_is_away() {
+    let faults = Arc::new(FaultDevice::new(disk(), 7));
+    let absent = Absent::new(Arc::clone(&faults) as Arc<dyn Device>);
+    let store = Store::over(Arc::clone(&absent) as Arc<dyn Device>);
+    let (pool, data, object) = store.create_with_object();
+    write(&pool, &object, 1, MIB);
+    pool.sync().unwrap();
+    let number = object.number();
+    drop((object, data));
+    pool.export().unwrap();
+    let store = store.reopen();
+    let pool = store.import();
+    let object = pool.dataset("data").unwrap().object(number).unwrap();
+    let broken = || faults.add(Rule::new(Fault::Error(5)).on(Op::Read));
+    let reads = broken();
+    absent.leave();
+    let failed = object.read(0, &mut [0; 100]).unwrap_err();
+    assert!(failed.is_gone() && pool.damage().damage.is_empty(), "{failed}");
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| pool.wait_for_devices(&|| false).unwrap());
+        while !absent.holds(Op::Write) {
+            std::thread::yield_now();
+        }
+        assert_eq!(pool.wait_for_devices(&|| true).unwrap(), DevicesWait::GaveUp);
+        assert!(pool.suspension().is_none() && !waiter.is_finished());
+        faults.remove(reads);
+        absent.come_back();
+        assert_eq!(waiter.join().unwrap(), DevicesWait::Back);
+    });
+    assert_content(&object, 1, 100_000);
+    // A store that answers has lost the block, or cannot find it now.
+    let reads = broken();
+    let failed = object.read(MIB - 100, &mut [0; 100]).unwrap_err();
+    assert!(!failed.is_gone(), "{failed}");
+    faults.remove(reads);
+    check(&pool);
+    drop(object);
+    pool.export().unwrap();
+    drop(store);
 }
 
 /// Writes small objects and frees some of them, so that the space maps are written.
