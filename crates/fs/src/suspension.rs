@@ -27,7 +27,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::fs::FileSystem;
 use crate::stats::{FsCounters, Op};
 
-/// How often an operation is repeated whose devices take all that is written, but answer no read.
+/// How often an operation is repeated whose devices answer, but do not have the block.
 const REPETITIONS_MAX: usize = 3;
 
 impl FileSystem {

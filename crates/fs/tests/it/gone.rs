@@ -1,4 +1,4 @@
-//! Operations that need a block of a mirror whose sides are both gone.
+//! Operations that need a block of a mirror whose sides are both gone, or of a vdev that is gone.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
@@ -10,7 +10,7 @@ use forebay_io::fault::{Fault, FaultDevice, Rule};
 use forebay_io::{Device, Op};
 use forebay_pool::format::label::LABEL_BYTES;
 use forebay_pool::format::{Compression, FailMode};
-use forebay_pool::{CreateOptions, DatasetSettings, ImportOptions, NewVdev, Pool};
+use forebay_pool::{CreateOptions, DatasetSettings, ImportOptions, NewVdev, Opened, Pool};
 
 use crate::common::{
     Killer, ME, MIB, NAME, ROOT, cache, counter, file, host, list, memory, mkdir, read, unmount,
@@ -25,7 +25,7 @@ const LEN: usize = 100_000;
 /// Names in the directory: more than fit into its dnode.
 const NAMES: usize = 500;
 
-/// A file system on a mirror, of which hardly anything is in memory.
+/// A file system on a mirror, or on two devices, of which hardly anything is in memory.
 struct Mirror {
     sides: [Arc<FaultDevice>; 2],
     fs: FileSystem,
@@ -46,8 +46,24 @@ impl Mirror {
     }
 
     fn imported(fail_mode: FailMode, options: &FsOptions, read_only: bool) -> Self {
+        let mirror = |sides: [Opened; 2]| vec![NewVdev::Mirror(sides.into())];
+        Self::over(mirror, fail_mode, options, read_only)
+    }
+
+    /// Two vdevs of one device each. Metadata is on both.
+    fn striped() -> Self {
+        let stripe = |devices: [Opened; 2]| devices.map(NewVdev::Device).into();
+        Self::over(stripe, FailMode::Wait, &FsOptions::default(), false)
+    }
+
+    fn over(
+        vdevs: impl FnOnce([Opened; 2]) -> Vec<NewVdev>,
+        fail_mode: FailMode,
+        options: &FsOptions,
+        read_only: bool,
+    ) -> Self {
         let media = [memory(SIZE), memory(SIZE)];
-        Self::fill(&media, fail_mode);
+        Self::fill(vdevs(media.each_ref().map(|medium| Arc::clone(medium).into())), fail_mode);
         let sides = media.map(|medium| Arc::new(FaultDevice::new(medium, 5)));
         let import = ImportOptions::new(cache());
         let import = ImportOptions { host: host(), seed: Some(7), read_only, ..import };
@@ -58,11 +74,10 @@ impl Mirror {
         Self { sides, fs, directory }
     }
 
-    fn fill(media: &[Arc<dyn Device>; 2], fail_mode: FailMode) {
+    fn fill(vdevs: Vec<NewVdev>, fail_mode: FailMode) {
         let create =
             CreateOptions { host: host(), seed: Some(7), ..CreateOptions::new("tank", cache()) };
-        let mirror = NewVdev::Mirror(media.iter().map(|side| Arc::clone(side).into()).collect());
-        let pool = Pool::create_tree(vec![mirror], &create).expect("a pool");
+        let pool = Pool::create_tree(vdevs, &create).expect("a pool");
         let settings = DatasetSettings {
             data_compression: Compression::Off,
             record_bytes: 8192,
@@ -380,15 +395,118 @@ fn no_read_waits_for_a_pool_that_is_given_up() {
     }
 }
 
-/// Nothing tells when they can be read: the pool takes all changes.
+/// How devices fail that all flushes succeed on: one of two vdevs, or only the reads of a mirror.
+fn silence(how: &str) -> Mirror {
+    let gone = match how {
+        "vdev" => Mirror::striped(),
+        _ => Mirror::new(FailMode::Wait, &FsOptions::default()),
+    };
+    // What a commit reads is in memory then.
+    write(&gone.fs, gone.ino("four"), 0, &[7; 8192]);
+    gone.fs.pool().sync().expect("a commit");
+    match how {
+        "vdev" => {
+            for op in [Op::Read, Op::Write] {
+                gone.sides[1].add(Rule::new(Fault::Error(EIO)).on(op));
+            }
+        }
+        _ => gone.fail(|| Rule::new(Fault::Error(ENODEV)).on(Op::Read)),
+    }
+    gone
+}
+
+impl Mirror {
+    fn synced_txg(&self) -> u64 {
+        self.fs.pool().stats().synced_txg
+    }
+
+    /// Waits until a later group is durable, and the devices were asked again after it; or until
+    /// it is over.
+    fn wait_for_questions(&self, synced: u64, is_over: impl Fn() -> bool) {
+        let questions = || {
+            let injected = self.sides[1].injected();
+            injected.iter().filter(|one| one.op == Op::Read && one.offset == 0).count()
+        };
+        let wait_until = |is_so: &dyn Fn() -> bool| {
+            while !is_so() && !is_over() {
+                std::thread::yield_now();
+            }
+        };
+        wait_until(&|| counter(&self.fs, "suspension_waits") > 0);
+        wait_until(&|| self.synced_txg() > synced);
+        let before = questions();
+        wait_until(&|| questions() > before + 1);
+    }
+}
+
+/// Groups are durable without it, so nothing is suspended and `clear` is not needed.
 #[test]
-fn devices_that_take_writes_and_answer_no_read_are_an_error_in_the_end() {
+fn a_vdev_that_does_not_answer_is_waited_for_though_groups_are_durable() {
+    for how in ["vdev", "reads"] {
+        let gone = silence(how);
+        let (fs, one, synced) = (&gone.fs, gone.ino("one"), gone.synced_txg());
+        std::thread::scope(|scope| {
+            let whole = scope.spawn(|| {
+                let mut out = Vec::new();
+                let read = fs.read(one, Handle(one.0), 0, LEN, &mut |bytes| out = bytes.to_vec());
+                read.map(|()| out)
+            });
+            gone.wait_for_questions(synced, || whole.is_finished());
+            assert!(!whole.is_finished(), "{how}: {:?}", whole.join());
+            assert!(fs.pool().suspension().is_none(), "{how}");
+            gone.plug_in();
+            let whole = whole.join().expect("no panic").expect("it reads");
+            assert!(whole == content(), "{how}");
+        });
+        assert_eq!(counter(fs, "suspension_waits"), 1, "{how}: one wait, with one commit");
+        match how {
+            // Some of its copies are bad.
+            "vdev" => fs.close().expect("closes"),
+            _ => gone.end(),
+        }
+    }
+}
+
+#[test]
+fn no_read_waits_for_a_vdev_of_a_pool_that_is_given_up() {
+    for end in ["kill", "unmount", "export"] {
+        let gone = silence("vdev");
+        let killer = Arc::new(Killer::default());
+        gone.fs.set_client(Some(Arc::clone(&killer) as Arc<dyn Client>));
+        let (fs, one, synced) = (gone.fs.for_process(7), gone.ino("one"), gone.synced_txg());
+        std::thread::scope(|scope| {
+            let read = scope.spawn(|| kind(fs.read(one, Handle(one.0), 0, LEN, &mut |_| ())));
+            gone.wait_for_questions(synced, || read.is_finished());
+            assert!(!read.is_finished(), "{end}");
+            match end {
+                "kill" => killer.killed.store(7, Ordering::Relaxed),
+                "unmount" => gone.fs.end_waits(),
+                _ => drop(gone.fs.pool().close()),
+            }
+            let ended = read.join().expect("no panic");
+            match end {
+                "kill" => assert_eq!(ended, Some(ErrorKind::Interrupted)),
+                "unmount" => assert_eq!(ended, Some(ErrorKind::Io)),
+                _ => assert!(matches!(ended, Some(ErrorKind::Closed | ErrorKind::Suspended))),
+            }
+        });
+        gone.plug_in();
+        gone.fs.set_client(None);
+        drop(fs);
+        let _ = gone.fs.close();
+    }
+}
+
+/// Nothing tells when the block can be read: the devices answer, and the pool takes all changes.
+#[test]
+fn devices_that_answer_without_the_block_are_an_error_in_the_end() {
     let mirror = Mirror::new(FailMode::Wait, &FsOptions::default());
     let (fs, one, four) = (&mirror.fs, mirror.ino("one"), mirror.ino("four"));
     // What a commit reads is in memory then.
     write(fs, four, 0, &[7; 8192]);
     fs.pool().sync().expect("a commit");
-    mirror.fail(|| Rule::new(Fault::Error(ENODEV)).on(Op::Read));
+    let blocks = LABEL_BYTES..SIZE - LABEL_BYTES;
+    mirror.fail(|| Rule::new(Fault::Error(ENODEV)).on(Op::Read).within(blocks.clone()));
     assert_eq!(kind(reads(fs, one)), Some(ErrorKind::Io));
     assert!(counter(fs, "suspension_waits") > 1, "it was repeated");
     assert!(fs.pool().suspension().is_none());

@@ -9,7 +9,7 @@ use forebay_io::{
 
 use super::config::VdevKind;
 use super::vdev::{ReadTime, Vdev, VdevPending};
-use super::{Devices, Place, failed, label};
+use super::{Devices, Leaf, Place, failed, label};
 use crate::block_cache::BlockCache;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Dva;
@@ -33,21 +33,49 @@ impl Devices {
 
     /// Whether the device of a place does not answer at all, after a read there has failed with
     /// `error`. If that may be a bad sector, reads the label as well.
-    pub(crate) fn is_silent(&self, place: Place, error: &Error, memory: &BlockCache) -> bool {
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoMemory`] if there is none for the label.
+    pub(crate) fn is_silent(
+        &self,
+        place: Place,
+        error: &Error,
+        memory: &BlockCache,
+    ) -> Result<bool> {
         let vdev = self.get(place.dva.device).filter(|_| error.kind() == ErrorKind::Device);
-        let Some(leaf) = vdev.map(|vdev| vdev.leaf(place.leaf)) else { return false };
+        let Some(leaf) = vdev.map(|vdev| vdev.leaf(place.leaf)) else { return Ok(false) };
         let kind = error.device_error().map(forebay_io::Error::kind);
         // A device is closed when it is opened again: then another index has its place.
-        if leaf.is_missing() || matches!(kind, Some(IoErrorKind::Gone | IoErrorKind::Closed)) {
-            return true;
+        match kind {
+            Some(IoErrorKind::Gone | IoErrorKind::Closed) => Ok(true),
+            _ => self.is_leaf_silent(leaf, memory),
+        }
+    }
+
+    /// Whether there is a vdev of which no device answers that has all blocks. Reads labels. Want
+    /// of memory for one is no answer.
+    pub(crate) fn has_silent_vdev(&self, memory: &BlockCache) -> bool {
+        self.iter().any(|vdev| {
+            let is_whole = |(at, _): &(u8, &Leaf)| vdev.status().missed(*at).is_none();
+            let mut whole = vdev.used().filter(is_whole).peekable();
+            whole.peek().is_some()
+                && whole.all(|(_, leaf)| self.is_leaf_silent(leaf, memory).unwrap_or(true))
+        })
+    }
+
+    fn is_leaf_silent(&self, leaf: &Leaf, memory: &BlockCache) -> Result<bool> {
+        if leaf.is_missing() {
+            return Ok(true);
         }
         let device = leaf.device();
         if device.info().append_only.is_some() {
             // It was asked for long already.
-            return leaf.outage().is_some();
+            return Ok(leaf.outage().is_some());
         }
-        let label = label::read_at(&**device, 0, self.sector_bytes() as usize, memory);
-        label.is_err_and(|error| error.kind() == ErrorKind::Device)
+        match label::read_at(&**device, 0, self.sector_bytes() as usize, memory) {
+            Err(error) if error.kind() == ErrorKind::NoMemory => Err(error),
+            label => Ok(label.is_err_and(|error| error.kind() == ErrorKind::Device)),
+        }
     }
 
     /// Starts to read from a place into `buffer`. `done` runs exactly once, on any thread, and must

@@ -240,15 +240,18 @@ impl Pool {
 
     /// For a caller whose read has failed because [no device answers](crate::Error::is_gone):
     /// commits the open transaction group, which suspends the pool if a device is gone, and waits
-    /// until the group is durable. The read can then be repeated. `give_up` is asked several times
-    /// a second. The calling thread must not have a transaction.
+    /// until the group is durable. A group can become durable without a vdev: then waits until that
+    /// answers. The read can then be repeated. `give_up` is asked several times a second. The
+    /// calling thread must not have a transaction.
     ///
     /// # Errors
     /// As [`wait_resumed`](Self::wait_resumed); [`ErrorKind::ReadOnly`] if the pool commits
     /// nothing.
     pub fn wait_for_devices(&self, give_up: &dyn Fn() -> bool) -> Result<DevicesWait> {
         self.inner.check_writable()?;
-        self.inner.txgs.wait_for_devices(give_up)
+        let ended = self.inner.txgs.wait_for_devices(give_up)?;
+        let (devices, memory) = (&self.inner.devices, self.inner.store.cache());
+        self.inner.txgs.wait_while_silent(ended, &|| devices.has_silent_vdev(memory), give_up)
     }
 
     /// The pool's name.

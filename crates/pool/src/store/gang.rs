@@ -270,7 +270,7 @@ impl Store {
                 Err(error) => failures.push((*place, error)),
             }
         }
-        Err(lost(bp, self.judge(bp, failures)))
+        Err(lost(bp, self.judge(bp, failures)?))
     }
 
     fn gang_copy(

@@ -441,25 +441,36 @@ impl Store {
                 }
             }
         }
-        Err(self.is_lost(bp, self.judge(bp, failures)))
+        Err(self.is_lost(bp, self.judge(bp, failures)?))
     }
 
     /// The errors of reads of a block, one of each place. If no device answers that could have it,
     /// only theirs, which say so. A device that is known to miss the block could not have it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoMemory`].
     #[cold]
-    pub(super) fn judge(&self, bp: &BlockPtrPhys, failures: Vec<(Place, Error)>) -> Vec<Error> {
+    pub(super) fn judge(
+        &self,
+        bp: &BlockPtrPhys,
+        failures: Vec<(Place, Error)>,
+    ) -> Result<Vec<Error>> {
         let birth = bp.birth_txg.get();
         let could_have = |(place, _): &(Place, Error)| !self.devices.misses(*place, birth);
-        let mut able = failures.iter().filter(|failure| could_have(failure)).peekable();
-        let are_gone = able.peek().is_some()
-            && able.all(|(place, error)| self.devices.is_silent(*place, error, self.cache()));
-        match are_gone {
+        let mut are_gone = false;
+        for (place, error) in failures.iter().filter(|failure| could_have(failure)) {
+            are_gone = self.devices.is_silent(*place, error, self.cache())?;
+            if !are_gone {
+                break;
+            }
+        }
+        Ok(match are_gone {
             true => {
                 let able = failures.into_iter().filter(could_have);
                 able.map(|(_, error)| error.gone()).collect()
             }
             false => failures.into_iter().map(|(_, error)| error).collect(),
-        }
+        })
     }
 
     /// The place of the first address of which an asynchronous read has got a bad copy.

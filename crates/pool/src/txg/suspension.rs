@@ -14,8 +14,11 @@ use std::fmt;
 use std::time::Duration;
 
 use super::counters::TxgCounters;
-use super::{TxgState, TxgStop, Txgs};
+use super::{TxgState, TxgStop, Txgs, holds};
 use crate::error::{Error, ErrorKind, Result};
+
+/// Intervals after which devices that do not answer are asked again, once they were asked often.
+const PATIENT_INTERVALS: u32 = 8;
 
 /// Interval at which a thread that waits for the end of a suspension asks whether to give up.
 const GIVE_UP_INTERVAL: Duration = Duration::from_millis(250);
@@ -25,7 +28,7 @@ const GIVE_UP_INTERVAL: Duration = Duration::from_millis(250);
 pub enum DevicesWait {
     /// They were gone, and are said to be back: the suspension has ended, or the outage.
     Back,
-    /// A transaction group became durable, without a suspension in sight: they take writes.
+    /// A transaction group became durable, without a suspension in sight, and they answer.
     Durable,
     /// The caller gave up.
     GaveUp,
@@ -211,6 +214,7 @@ impl Txgs {
     /// # Errors
     /// As [`wait_resumed`](Self::wait_resumed).
     pub fn wait_for_devices(&self, give_up: &dyn Fn() -> bool) -> Result<DevicesWait> {
+        holds::check_not_nested(self);
         let (txg, parks) = {
             let mut state = self.state.lock();
             state.wanted = state.wanted.max(state.open);
@@ -235,6 +239,39 @@ impl Txgs {
             }
             self.durable.wait_timeout(&mut state, GIVE_UP_INTERVAL);
         }
+    }
+
+    /// Goes on with a wait for devices that has `ended` so: waits while `are_silent` says that some
+    /// do not answer, and at least one interval if nothing says that they were gone. Commits
+    /// nothing. `are_silent` and `give_up` are asked now and then, without locks.
+    ///
+    /// # Errors
+    /// As [`wait_resumed`](Self::wait_resumed).
+    pub(crate) fn wait_while_silent(
+        &self,
+        mut ended: DevicesWait,
+        are_silent: &dyn Fn() -> bool,
+        give_up: &dyn Fn() -> bool,
+    ) -> Result<DevicesWait> {
+        let first = u32::from(ended == DevicesWait::Durable);
+        for intervals in 0_u32.. {
+            if ended == DevicesWait::GaveUp || give_up() {
+                return Ok(DevicesWait::GaveUp);
+            }
+            let is_due = intervals < PATIENT_INTERVALS || intervals % PATIENT_INTERVALS == 0;
+            if intervals >= first && is_due {
+                if !are_silent() {
+                    break;
+                }
+                ended = DevicesWait::Back;
+            }
+            let mut state = self.state.lock();
+            if !state.may_resume() {
+                state.check_running()?;
+            }
+            self.durable.wait_timeout(&mut state, GIVE_UP_INTERVAL);
+        }
+        Ok(ended)
     }
 
     /// Ends a suspension: a txg has become durable. Called under `txg-state`.

@@ -168,6 +168,15 @@ fn a_change_inside_a_change_is_caught() {
 #[test]
 #[cfg(debug_assertions)]
 #[should_panic(expected = "its thread had another one")]
+fn a_wait_for_devices_inside_a_change_is_caught() {
+    let txgs = txgs(small());
+    let _hold = txgs.begin().unwrap();
+    let _ = txgs.wait_for_devices(&|| true);
+}
+
+#[test]
+#[cfg(debug_assertions)]
+#[should_panic(expected = "its thread had another one")]
 fn a_change_inside_a_change_is_caught_after_one_that_did_not_wait() {
     let txgs = txgs(small());
     let hold = txgs.begin().unwrap();

@@ -8,6 +8,7 @@ use forebay_io::{Op, Priority};
 use zerocopy::little_endian::{U32, U64};
 
 use super::{Fixture, block_cache, fixture, fixture_over, fixture_with, mirror_fixture, props};
+use crate::devices::Place;
 use crate::error::{Error, ErrorKind};
 use crate::format::{BlockPtrPhys, Compression, Dva, DvaPhys};
 use crate::store::counters::StoreCounters;
@@ -124,6 +125,31 @@ fn bad_sectors_and_wrong_checksums_are_not_gone() {
     assert!(!error.is_gone() && error.kind() == ErrorKind::Corrupt, "{error}");
     assert_eq!(fixture.counted(StoreCounters::BLOCKS_LOST), 2);
     fixture.faults.iter().for_each(|device| device.clear());
+    fixture.audit();
+}
+
+/// There is no memory to read the label: that says nothing about the device.
+#[test]
+fn want_of_memory_is_no_answer_of_a_device() {
+    let mut fixture = fixture(1);
+    let (bp, _) = fixture.write(16 << 10, &props(1, Compression::Off));
+    fixture.store.wait_and_flush().unwrap();
+    fixture.faults[0].add(Rule::new(Fault::Error(5)));
+    let error = failure(&fixture, &bp);
+    let (other, mut held) = (block_cache(8 << 20), Vec::new());
+    for bytes in [64 << 10, 4096, 512] {
+        held.extend(std::iter::from_fn(|| other.try_alloc(bytes).ok()));
+    }
+    let place = Place { dva: bp.dvas().next().unwrap(), leaf: 0 };
+    let devices = fixture.store.devices();
+    let answer = devices.is_silent(place, &error, &other);
+    assert_eq!(answer.unwrap_err().kind(), ErrorKind::NoMemory);
+    assert!(devices.has_silent_vdev(&other), "it may be");
+    drop(held);
+    assert!(devices.is_silent(place, &error, &other).unwrap());
+    fixture.faults[0].clear();
+    assert!(!devices.is_silent(place, &error, &other).unwrap());
+    assert!(!devices.has_silent_vdev(&other));
     fixture.audit();
 }
 
