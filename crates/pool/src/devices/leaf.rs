@@ -39,6 +39,8 @@ pub(crate) struct Leaf {
     path: Option<OpenedPath>,
     /// Whether the device is not there: nothing of it can be read.
     missing: bool,
+    /// Whether the device was closed to be opened again.
+    closed_to_reopen: AtomicBool,
     /// Whether the device leaves the pool, or has left it.
     left: AtomicBool,
     /// Whether the side was written without the other ones when it was last looked at.
@@ -76,6 +78,7 @@ impl Leaf {
             lock: Mutex::named("pool-device-lock", lock),
             path,
             missing: false,
+            closed_to_reopen: AtomicBool::new(false),
             left: AtomicBool::new(false),
             apart: AtomicBool::new(false),
         }
@@ -268,13 +271,22 @@ impl Leaf {
     }
 
     /// Closes a device that is opened again, and releases its file; [`inherit`](Self::inherit)
-    /// takes what was kept with that. Waits for its requests.
+    /// takes what was kept with that. Waits for its requests. Until another leaf has its place, the
+    /// device does not answer.
     pub(super) fn close_to_reopen(&self) {
         self.drain();
+        // Before a request can be refused.
+        self.closed_to_reopen.store(true, Ordering::Release);
         self.close_roots();
         self.drain();
         self.unlock_file();
         self.device.close();
+    }
+
+    /// Whether the device was closed to be opened again. Nothing else has its place before that has
+    /// succeeded.
+    pub(super) fn is_closed_to_reopen(&self) -> bool {
+        self.closed_to_reopen.load(Ordering::Acquire)
     }
 
     /// Takes over what is kept until the pool is closed from the same device, opened before.

@@ -225,7 +225,7 @@ impl Devices {
     ///
     /// # Errors
     /// [`ErrorKind::Suspended`], with the first device of a vdev that is refused and the cause, if
-    /// none of them is back. They are gone as before.
+    /// none of them is back. They are gone as before, also if they were closed to be opened again.
     pub(crate) fn reopen_gone(&self, resumed: &Resumed<'_>, memory: &BlockCache) -> Result<bool> {
         let mut reopened = false;
         for vdev in self.iter().filter(|vdev| !has_stand_in(vdev)) {

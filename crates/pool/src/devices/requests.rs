@@ -64,7 +64,7 @@ impl Devices {
     }
 
     fn is_leaf_silent(&self, leaf: &Leaf, memory: &BlockCache) -> Result<bool> {
-        if leaf.is_missing() {
+        if leaf.is_missing() || leaf.is_closed_to_reopen() {
             return Ok(true);
         }
         let device = leaf.device();

@@ -255,13 +255,18 @@ impl Vdev {
         self.size_bytes.store(size.unwrap_or(0), Ordering::Release);
     }
 
-    /// Converts the error of a request to a device, which may have been removed meanwhile.
-    pub(super) fn failed(&self, leaf: u8, error: forebay_io::Error) -> Error {
-        if error.kind() == forebay_io::ErrorKind::Closed && self.status.is_removed(leaf) {
-            let text = format!("{}: was detached", self.leaf(leaf).name());
-            return Error::new(ErrorKind::Device, text).because(error);
-        }
-        super::failed(error)
+    /// Converts the error of a request to a device, which may have been removed meanwhile, or
+    /// closed to be opened again.
+    pub(super) fn failed(&self, at: u8, error: forebay_io::Error) -> Error {
+        let leaf = self.leaf(at);
+        let why = match error.kind() {
+            forebay_io::ErrorKind::Closed if self.status.is_removed(at) => "was detached",
+            forebay_io::ErrorKind::Closed if leaf.is_closed_to_reopen() => {
+                "was closed, and could not be opened again yet"
+            }
+            _ => return super::failed(error),
+        };
+        Error::new(ErrorKind::Device, format!("{}: {why}", leaf.name())).because(error)
     }
 
     /// The device, or what is mirrored.

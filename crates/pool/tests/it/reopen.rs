@@ -2,9 +2,10 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use forebay_io::OpenOptions;
-use forebay_pool::{ErrorKind, LeafState, NewVdev, Opened, Pool, has_label, open_path};
+use forebay_pool::{BlockCache, ErrorKind, LeafState, NewVdev, Opened, Pool, has_label, open_path};
 
 use crate::common::{MIB, cache, check, create_options, import_options};
 use crate::mirrors::{SIZE, counter, fill, overwrite, scrub, states, verify};
@@ -244,9 +245,13 @@ fn a_file_that_was_replaced_in_use_is_noticed() {
 /// A pool that is suspended because its only device is gone; after two fsyncs, if they are asked
 /// for, that the newest copy has not. The copy "first" has the first of them, "last" has both.
 fn suspended(files: &Files, fsyncs: bool) -> (Pool, u64) {
+    suspended_in(files, fsyncs, &cache(32 * MIB))
+}
+
+fn suspended_in(files: &Files, fsyncs: bool, cache: &Arc<BlockCache>) -> (Pool, u64) {
     let options = OpenOptions { create_bytes: Some(SIZE), ..OpenOptions::default() };
     let opened = open_path(&files.path("a"), &options).expect("a new file");
-    let pool = Pool::create(vec![opened], &create_options(&cache(32 * MIB))).expect("a pool");
+    let pool = Pool::create(vec![opened], &create_options(cache)).expect("a pool");
     pool.set_tunable("txg_timeout_ms", "100000").expect("a tunable");
     let number = fill(&pool, RECORDS);
     let keep = |copy: &str| fs::copy(files.path("a"), files.path(copy)).expect("a copy");
@@ -302,6 +307,36 @@ fn a_suspended_pool_goes_on_with_its_device_that_is_back() {
     pool.export().expect("exported");
     let pool = files.import(&["a"]);
     verify(&pool, number, RECORDS, 3);
+    check(&pool);
+    pool.export().expect("exported");
+}
+
+/// Its device was closed, because the file that is at its path could not be locked.
+#[test]
+fn blocks_stay_gone_after_a_clear_that_has_failed() {
+    let (files, cache) = (Files::new(), cache(32 * MIB));
+    let (pool, number) = suspended_in(&files, false, &cache);
+    let object = pool.dataset("data").and_then(|data| data.object(number)).expect("it");
+    fs::remove_file(files.path("a")).expect("removed");
+    fs::rename(files.path("newest"), files.path("a")).expect("renamed");
+    let user = files.open("a");
+    for _ in 0..2 {
+        let error = pool.clear().expect_err("somebody else uses the file");
+        assert_eq!(error.kind(), ErrorKind::Suspended, "{error}");
+        assert!(error.to_string().contains("in use"), "{error}");
+        cache.cache().clear();
+        let error = object.read(0, &mut [0; 8192 * 100]).expect_err("its device is closed");
+        assert!(error.is_gone() && error.kind() == ErrorKind::Device, "{error:?}");
+    }
+    let lost = |(name, _, value): &(&str, &str, u64)| *name == "blocks_lost" && *value > 0;
+    assert!(!pool.stats().counters.iter().any(lost), "it may come back");
+    assert!(pool.damage().damage.is_empty(), "{:?}", pool.damage());
+    drop(user);
+    pool.clear().expect("it is back");
+    cache.cache().clear();
+    object.read(0, &mut [0; 8192 * 100]).expect("it is back");
+    drop(object);
+    overwrite(&pool, number, RECORDS, 3);
     check(&pool);
     pool.export().expect("exported");
 }

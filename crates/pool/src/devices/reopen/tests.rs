@@ -1,15 +1,16 @@
 use forebay_base::rng::SmallRng;
 use forebay_base::sync::atomic::{AtomicU32, Ordering};
 use forebay_base::sync::{Arc, Mutex};
-use forebay_io::{Device, MemoryDevice, MemoryOptions, OpenOptions, Request};
+use forebay_io::{Device, MemoryDevice, MemoryOptions, OpenOptions, Priority, Request};
 
 use super::*;
 use crate::block_cache::BlockCacheOptions;
+use crate::devices::Place;
 use crate::devices::attach::{Labels, NewSide};
 use crate::devices::create::{CreateOptions, NewVdev, create};
 use crate::devices::import::Imported;
 use crate::devices::label::Uberblock;
-use crate::format::BlockPtrPhys;
+use crate::format::{BlockPtrPhys, Dva};
 use crate::open::{HostId, open_path};
 
 const SIZE: u64 = 16 << 20;
@@ -184,6 +185,35 @@ fn a_side_that_has_lost_its_end_resumes_only_without_a_better_one() {
             _ => assert_eq!(used.len(), 2, "{used:?}"),
         }
     }
+}
+
+/// From the moment on that it is closed, until another leaf has its place or it has failed.
+#[test]
+fn a_device_that_is_closed_to_reopen_does_not_answer() {
+    let (memory, folder) = (memory(), tempfile::tempdir().unwrap());
+    let options = OpenOptions { create_bytes: Some(SIZE), ..OpenOptions::default() };
+    let open = |name: &str| open_path(&folder.path().join(name), &options);
+    let pool = mirror(vec![open("a").unwrap(), open("b").unwrap()], &memory);
+    let place = |leaf| Place { dva: Dva { device: 0, offset: 2 << 20 }, leaf };
+    let read = |leaf| {
+        let buffer = memory.alloc(4096).unwrap();
+        pool.devices.read(place(leaf), buffer, Priority::SyncRead).map(drop)
+    };
+    let vdev = pool.devices.get(0).unwrap();
+    for leaf in [0, 1] {
+        read(leaf).expect("it is open");
+        assert!(!pool.devices.has_silent_vdev(&memory), "one answers");
+        Side { vdev, at: leaf }.leaf().close_to_reopen();
+        let error = read(leaf).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Device, "{error}");
+        assert!(pool.devices.is_silent(place(leaf), &error, &memory).unwrap(), "{error}");
+    }
+    assert!(pool.devices.has_silent_vdev(&memory), "none answers");
+    let new = pool.devices.exchange(Side { vdev, at: 0 }, open("a").unwrap()).unwrap();
+    assert!(!pool.devices.has_silent_vdev(&memory), "one answers");
+    read(new.at).expect("it is open");
+    assert_eq!(read(0).unwrap_err().kind(), ErrorKind::Device, "it was removed");
+    pool.devices.close();
 }
 
 #[test]
