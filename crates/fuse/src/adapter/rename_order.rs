@@ -45,27 +45,32 @@ impl Adapter {
         !maybe_dirty.is_ok_and(|maybe_dirty| maybe_dirty.is_empty())
     }
 
-    /// Runs `job` after the dirty pages of these files are flushed.
+    /// Runs `job` after the dirty pages of these files are flushed. If it cannot be known which
+    /// files they are, `job` gets the error and must not go on.
     pub(super) fn after_write_back(
         &self,
         caller: Caller,
         op: Op,
         files: RenamedFiles,
-        job: impl FnOnce(&FileSystem, &MountMetrics) + Send + 'static,
+        job: impl FnOnce(&FileSystem, &MountMetrics, Result<(), Error>) + Send + 'static,
     ) {
         let writers = self.writers.clone();
         let (write_back, metrics) = (self.write_back.clone(), self.metrics.clone());
         self.defer(caller.pid, op, move |fs, _| {
-            // The job itself reports errors of the names.
-            let maybe_dirty = files.maybe_dirty(fs, &writers).unwrap_or_default();
-            let Some((last, others)) = maybe_dirty.split_last() else { return job(fs, &metrics) };
+            let maybe_dirty = match files.maybe_dirty(fs, &writers) {
+                Ok(maybe_dirty) => maybe_dirty,
+                Err(error) => return job(fs, &metrics, Err(error)),
+            };
+            let Some((last, others)) = maybe_dirty.split_last() else {
+                return job(fs, &metrics, Ok(()));
+            };
             // The write-back thread runs its jobs in order.
             others.iter().for_each(|ino| write_back.run_after(*ino, Box::new(|| {})));
             let (fs, operation) = (fs.clone(), waits::carry());
             let job = move || {
                 fs.spawn(Box::new(move |fs| {
                     operation.resume();
-                    job(fs, &metrics);
+                    job(fs, &metrics, Ok(()));
                 }));
             };
             write_back.run_after(*last, Box::new(job));

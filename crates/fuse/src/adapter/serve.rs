@@ -273,8 +273,8 @@ impl Server for Adapter {
         let files = RenamedFiles::Inode(ino);
         if self.kernel_cache && self.may_be_dirty(&files) {
             let name = name.to_vec();
-            return self.after_write_back(caller, Op::Link, files, move |fs, metrics| {
-                finish(metrics, reply, link(fs, &name));
+            return self.after_write_back(caller, Op::Link, files, move |fs, metrics, flushed| {
+                finish(metrics, reply, flushed.and_then(|()| link(fs, &name)));
             });
         }
         reply!(self, caller, Op::Link, reply, [name], |fs| link(fs, name));
@@ -309,9 +309,10 @@ impl Server for Adapter {
             }
             let files = RenamedFiles::Names(names);
             if self.may_be_dirty(&files) {
-                return self.after_write_back(caller, Op::Rename, files, move |fs, metrics| {
-                    finish(metrics, reply, rename(fs, &name, &new_name));
-                });
+                let job = move |fs: &_, metrics: &_, flushed: Result<(), Error>| {
+                    finish(metrics, reply, flushed.and_then(|()| rename(fs, &name, &new_name)));
+                };
+                return self.after_write_back(caller, Op::Rename, files, job);
             }
         }
         reply!(self, caller, Op::Rename, reply, [name, new_name], |fs| rename(fs, name, new_name));

@@ -1,13 +1,13 @@
 //! A mount whose pool is suspended.
 
 use std::fs;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_fs::{FileSystem, FsOptions, Owner};
+use forebay_fs::{FileSystem, FsOptions, Ino, Owner};
 use forebay_fuse::{Mount, MountError, MountOptions};
 use forebay_io::fault::{Fault, FaultDevice, Rule};
 use forebay_io::{Device, MemoryDevice, MemoryOptions, Op};
@@ -156,6 +156,44 @@ fn readers_wait_for_a_device_that_is_gone_and_can_be_killed() {
     let read = patient.wait_with_output().expect("it ended");
     assert!(read.status.success());
     assert!(read.stdout == content[3 * 4096..4 * 4096]);
+    mounted.end();
+}
+
+/// Else its new name could be durable before its content. The device works again after that.
+#[test]
+fn a_rename_fails_if_nobody_knows_whether_its_file_is_dirty() {
+    if !permitted() {
+        return;
+    }
+    let mounted = Mounted::healthy(FailMode::Continue, &options(true));
+    let directory = mounted.at.path().join("directory");
+    fs::create_dir(&directory).expect("a directory");
+    for at in 0..300 {
+        // More names than fit into the node of the directory.
+        fs::write(directory.join(format!("a name that is rather long {at}")), "").expect("a file");
+    }
+    let name = "a name that is rather long 7";
+    // The kernel looks for the target again, in another directory.
+    let (from, to) = (directory.join(name), mounted.at.path().join("file"));
+    assert!(from.exists() && to.exists());
+    let file = fs::File::options().write(true).open(&from).expect("it opens");
+    let ino = Ino(fs::metadata(&directory).expect("it is there").ino());
+    mounted.pull();
+    // As the mount looks for it: first without waiting.
+    drop(mounted.fs.non_blocking().peek(ino, name.as_bytes()));
+    mounted.fs.peek(ino, name.as_bytes()).expect_err("the name is not in memory");
+    let reads = mounted.faults.injected();
+    mounted.faults.clear();
+    mounted.cache.cache().clear();
+    for read in reads {
+        let once = Rule::new(Fault::Error(libc::ENODEV)).on(Op::Read).times(1);
+        mounted.faults.add(once.within(read.offset..read.offset + read.len));
+    }
+    let error = fs::rename(&from, &to).expect_err("it may be dirty");
+    assert_eq!(error.raw_os_error(), Some(libc::EIO));
+    mounted.faults.clear();
+    fs::rename(&from, &to).expect("the device is back");
+    drop(file);
     mounted.end();
 }
 
