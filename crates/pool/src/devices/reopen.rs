@@ -220,26 +220,32 @@ impl Devices {
 
     /// Opens devices again that are gone, and for which no other device stands in. The txg that
     /// could not be written goes on there: they must have the newest durable one. Of a mirror one
-    /// suffices: those that are refused are faulted then. For a pool that is suspended, so that
-    /// nothing is written meanwhile. Returns whether any was opened.
+    /// suffices: those that are refused are faulted then. One that has lost its end suffices if all
+    /// have. For a pool that is suspended, so that nothing is written meanwhile. Returns whether
+    /// any was opened.
     ///
     /// # Errors
-    /// [`ErrorKind::Suspended`], with the first device of a vdev that is refused and the cause, if
-    /// none of them is back. They are gone as before, also if they were closed to be opened again.
+    /// [`ErrorKind::Suspended`], with the first device of a vdev that is not back, or not yet, and
+    /// the cause, if none of them is back. They are gone as before, also if they were closed to be
+    /// opened again.
     pub(crate) fn reopen_gone(&self, resumed: &Resumed<'_>, memory: &BlockCache) -> Result<bool> {
         let mut reopened = false;
         for vdev in self.iter().filter(|vdev| !has_stand_in(vdev)) {
             let mut refused = self.reopen_whole(vdev, resumed, memory);
             let is_cut = |(_, error): &(Side<'_>, Error)| error.kind() == ErrorKind::Corrupt;
-            if !has_stand_in(vdev) && refused.iter().any(is_cut) {
+            // One that is refused for another reason may have all, and be back later.
+            let mut late = refused.iter().position(|one| !is_cut(one));
+            if !has_stand_in(vdev) && late.is_none() && !refused.is_empty() {
                 // No other side is better. A scrub finds what is lost.
                 let resumed = Resumed { takes_lost_end: true, ..*resumed };
                 refused = self.reopen_whole(vdev, &resumed, memory);
+                late = Some(0).filter(|_| !refused.is_empty());
             }
             if has_stand_in(vdev) {
                 reopened = true;
                 self.fault_refused(&refused);
-            } else if let Some((side, error)) = refused.into_iter().next() {
+            } else if let Some(late) = late {
+                let (side, error) = refused.swap_remove(late);
                 let name = side.leaf().name();
                 let text = format!("the pool stays suspended, because {name} is not back: {error}");
                 return Err(Error::new(ErrorKind::Suspended, text).because(error));

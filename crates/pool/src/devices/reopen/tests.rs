@@ -216,6 +216,37 @@ fn a_device_that_is_closed_to_reopen_does_not_answer() {
     pool.devices.close();
 }
 
+/// What the pool has in memory is saved by waiting for the other side, which may be whole.
+#[test]
+fn a_side_that_has_lost_its_end_does_not_resume_while_another_is_late() {
+    let (memory, folder) = (memory(), tempfile::tempdir().unwrap());
+    let pool = gone_and_back(&memory, folder.path());
+    let path = |name: &str| folder.path().join(name);
+    let file = std::fs::File::options().write(true).open(path("a")).unwrap();
+    file.set_len(SIZE / 2).unwrap();
+    file.set_len(SIZE).unwrap();
+    std::fs::rename(path("b"), path("away")).unwrap();
+    let resumed = Resumed {
+        config: &pool.config,
+        synced: 5,
+        beats: None,
+        relies_on_devices: false,
+        log_is_on: &|_, _| Ok(true),
+        takes_lost_end: false,
+        pause: &|_| panic!("nothing passes"),
+    };
+    let error = pool.devices.reopen_gone(&resumed, &memory).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Suspended, "{error}");
+    let late = path("b").display().to_string();
+    assert!(error.to_string().contains(&format!("because {late} is not back")), "{error}");
+    assert!(pool.devices.has_gone_vdev(), "they are gone as before");
+    std::fs::rename(path("away"), path("b")).unwrap();
+    assert!(pool.devices.reopen_gone(&resumed, &memory).unwrap());
+    let vdev = pool.devices.get(0).unwrap();
+    let used: Vec<_> = vdev.used().map(|(_, leaf)| leaf.name().to_owned()).collect();
+    assert_eq!(used, [late]);
+}
+
 #[test]
 fn a_device_whose_label_says_that_it_lacks_blocks_does_not_resume_a_txg() {
     let memory = memory();
