@@ -118,10 +118,12 @@ impl Pool {
             }
         }
         let synced = self.sync();
-        match synced.is_err() && self.inner.devices.has_gone_vdev() {
-            true => self.clear(),
-            false => synced,
+        if synced.is_ok() || !self.inner.devices.has_gone_vdev() {
+            return synced;
         }
+        self.clear()?;
+        // The group may have failed for another reason, and have suspended nothing.
+        self.sync()
     }
 }
 
