@@ -168,7 +168,8 @@ impl Devices {
                     "{name}; give the path where it is now: `forebay online {pool} PATH`"
                 ));
             }
-            let lacks_from = side.check_label(&**old.device(), (config, synced), memory)?;
+            let lacks_from =
+                side.check_label(&**old.device(), (config, synced), self.events(), memory)?;
             return Ok((side, lacks_from));
         };
         // It may be the same file: it cannot be locked, or opened exclusively, twice.
@@ -187,7 +188,8 @@ impl Devices {
             let text = format!("cannot bring the side back (guid {guid:#x}): {error}{instead}");
             Error::new(error.kind(), text).because(error)
         })?;
-        let lacks_from = side.check_label(&*opened.device, (config, synced), memory)?;
+        let lacks_from =
+            side.check_label(&*opened.device, (config, synced), self.events(), memory)?;
         Ok((self.exchange(side, opened)?, lacks_from))
     }
 
@@ -307,10 +309,16 @@ impl Devices {
             }
             opened => opened?,
         };
-        resumed.check(side, &*opened.device, memory)?;
+        let has_lost_end = resumed.check(side, &*opened.device, memory)?;
         let new = self.exchange(side, opened)?;
         old.close_to_reopen();
-        tracing::info!(device = new.leaf().name(), "opened a device again that was gone");
+        let name = new.leaf().name();
+        tracing::info!(device = name, "opened a device again that was gone");
+        if has_lost_end {
+            let then = "is used, because no other device has its blocks; `forebay scrub` finds what is lost";
+            let event = Event { detail: Some(then.to_owned()), ..Event::of_device(name) };
+            self.events().note(EventKind::DeviceLostEnd, event);
+        }
         Ok(())
     }
 }
@@ -337,7 +345,8 @@ pub(crate) struct Resumed<'a> {
 }
 
 impl Resumed<'_> {
-    fn check(&self, side: Side<'_>, device: &dyn Device, memory: &BlockCache) -> Result<()> {
+    /// Checks that the txg can go on on a device. Returns whether it has lost its end.
+    fn check(&self, side: Side<'_>, device: &dyn Device, memory: &BlockCache) -> Result<bool> {
         let (name, synced) = (&device.info().name, self.synced);
         let refused = |why: String| {
             let text = format!(
@@ -373,12 +382,10 @@ impl Resumed<'_> {
                 "lacks blocks from transaction group {lacks_from} on, as its label says: it is an older copy"
             ));
         }
-        if has_lost_end(device, &label, memory)? {
+        let has_lost_end = has_lost_end(device, &label, memory)?;
+        if has_lost_end && !self.takes_lost_end {
             let text = format!("{name}: has lost its end: it was truncated, or overwritten there");
-            if !self.takes_lost_end {
-                return Err(Error::new(ErrorKind::Corrupt, text));
-            }
-            tracing::warn!("{text}; `forebay scrub` finds what is lost");
+            return Err(Error::new(ErrorKind::Corrupt, text));
         }
         if self.relies_on_devices {
             return refused(format!(
@@ -392,6 +399,6 @@ impl Resumed<'_> {
                 "is an older copy, without what was fsynced after transaction group {synced}"
             ));
         }
-        Ok(())
+        Ok(has_lost_end)
     }
 }

@@ -18,6 +18,7 @@ use super::status::{STILL, VdevStatus};
 use super::{Devices, Leaf, Place, Vdev};
 use crate::block_cache::BlockCache;
 use crate::error::{Error, ErrorKind, Result};
+use crate::events::{Event, EventKind, PoolEvents};
 use crate::format::label::StoredState;
 
 /// A side of a mirror.
@@ -173,6 +174,7 @@ impl<'a> Side<'a> {
         &self,
         device: &dyn Device,
         (config, synced): (&Config, u64),
+        events: &PoolEvents,
         memory: &BlockCache,
     ) -> Result<u64> {
         let name = &device.info().name;
@@ -190,10 +192,9 @@ impl<'a> Side<'a> {
             return Err(Error::new(ErrorKind::NotAPool, text));
         }
         if has_lost_end(device, &found, memory)? {
-            tracing::warn!(
-                device = &**name,
-                "has lost its end: a resilver writes all blocks to it"
-            );
+            let then = "a resilver writes all blocks to it";
+            let event = Event { detail: Some(then.to_owned()), ..Event::of_device(name) };
+            events.note(EventKind::DeviceLostEnd, event);
             return Ok(1);
         }
         Ok(found.missing_from(newest))

@@ -75,6 +75,8 @@ event_kinds! {
     DeviceDegraded "device_degraded" error error "degraded device of a mirror";
     /// A device of a mirror is not used any more.
     DeviceFaulted "device_faulted" error error "faulted device of a mirror";
+    /// A device that is taken into use was truncated, and has grown again.
+    DeviceLostEnd "device_lost_end" warn detail "took a device that has lost its end";
     /// A device of a mirror was taken out of use.
     DeviceOffline "device_offline" info detail "device is offline";
     /// A device of a mirror is in use again.

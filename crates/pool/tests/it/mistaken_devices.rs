@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use forebay_io::{Device, FileDevice, OpenOptions};
 use forebay_pool::{
-    AttachOptions, Error, ErrorKind, ImportOptions, LeafState, NewVdev, Pool, read_label,
+    AttachOptions, Error, ErrorKind, EventKind, ImportOptions, LeafState, NewVdev, Pool, read_label,
 };
 
 use crate::common::{MIB, cache, check, copy_of, create_options, import_options, memory};
@@ -253,6 +253,8 @@ fn a_side_that_was_truncated_and_has_grown_again_gets_all_blocks() {
     pool.offline_device(&guid).expect("the other one is whole");
     cut("b");
     pool.online_device(&guid).expect("it is the side");
+    let events = pool.events().after(0);
+    assert!(events.iter().any(|event| event.kind == EventKind::DeviceLostEnd), "{events:?}");
     let status = pool.wait_resilver();
     assert!(status.blocks >= 200, "{status:?}");
     let report = scrub(&pool);

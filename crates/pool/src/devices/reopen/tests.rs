@@ -184,6 +184,9 @@ fn a_side_that_has_lost_its_end_resumes_only_without_a_better_one() {
             1 => assert!(used.len() == 1 && used[0].ends_with("/b"), "{used:?}"),
             _ => assert_eq!(used.len(), 2, "{used:?}"),
         }
+        let events = pool.devices.events().log().after(0);
+        let told = events.iter().filter(|event| event.kind == EventKind::DeviceLostEnd).count();
+        assert_eq!(told, if cut.len() == 2 { 2 } else { 0 }, "{events:?}");
     }
 }
 
