@@ -102,7 +102,7 @@ pub(super) fn note_lost_ends(
             }
             let to = leaf.missed.map_or(0, |missed| missed.to).max(newest.txg + 1);
             leaf.missed = Some(Missed { from: 1, to });
-            notes.push(format!("{name} {end}; a resilver writes all blocks to it"));
+            notes.push(format!("{name} {end}; it misses all blocks until a resilver has ended"));
         }
     }
     Ok(())
