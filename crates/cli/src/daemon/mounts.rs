@@ -75,6 +75,8 @@ impl Daemon {
         }
         let mount = Arc::new(MountedDataset::begin(imported, request, &self.plan)?);
         imported.add_mount(&mount);
+        // What is changed there from now on was not given up.
+        imported.give_changes_up(false);
         let (daemon, of_thread, its_pool) =
             (Arc::clone(self), Arc::clone(&mount), Arc::clone(imported));
         let watch = move || {

@@ -128,11 +128,13 @@ impl Daemon {
             pool.clear()?;
             self.screen.say(&format!("resumed pool {}", pool.name()));
         }
+        // An export by force that waits for files in use gave up what is durable now.
+        imported.give_changes_up(false);
         pool.clear_errors()?;
-        match was_suspended {
-            true => self.close_if_unused(self.changing.lock(), &imported).unwrap_or(Ok(())),
-            false => Ok(()),
+        if was_suspended {
+            self.close_if_unused(self.changing.lock(), &imported).unwrap_or(Ok(()))?;
         }
+        Ok(())
     }
 
     fn check_pool(&self, pool: u64, on_progress: OnProgress<'_>) -> Result<JobReport> {
@@ -151,11 +153,13 @@ impl Daemon {
         let imported = self.pool(pool)?;
         // Until it returns: another export may wait already, and a later one waits again.
         let _giving_up = force.then(|| imported.give_up());
-        if force {
-            imported.give_changes_up(true);
+        // One by force that has begun to close the pool goes on.
+        if force || !imported.is_closing() {
+            imported.give_changes_up(force);
         }
         let exported = self.export(&imported, lazy).map_err(with_lazy_hint);
-        // A lazy one goes on with the end of the last mount.
+        // A lazy one goes on with the end of the last mount, unless the pool is cleared, mounted or
+        // exported without force before.
         if exported.is_err() && force && !lazy {
             imported.give_changes_up(false);
         }

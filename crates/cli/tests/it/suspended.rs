@@ -160,6 +160,41 @@ fn an_export_by_force_says_what_is_lost() {
     wait_until("it is gone", || fixture.processes().is_empty());
 }
 
+/// A file is in use, so the forced export waits. The pool is cleared before it is closed, and
+/// suspended again: nobody has given up what was written since.
+#[test]
+fn a_forced_export_that_waits_gives_up_nothing_after_a_clear() {
+    if !root() || !fuse() {
+        return;
+    }
+    let fixture = Fixture::new();
+    let mut stuck = Stuck::new(&fixture);
+    let held = std::fs::File::options().append(true).open(fixture.path("at").join("copy"));
+    let held = held.expect("it opens");
+    let waits = fixture.fails(&["export", "--force", "--lazy", "tank"]);
+    assert!(waits.contains("is still in use"), "{waits}");
+    assert!(!stuck.copy.wait().expect("it ended").success(), "it got an error");
+    stuck.small.grow("38m");
+    fixture.ok(&["clear", "tank"]);
+    let mut again = Command::new("dd")
+        .args(["bs=64K", "conv=fsync,notrunc"])
+        .arg(format!("if={}", fixture.path("source").display()))
+        .stdout(held)
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("a process");
+    wait_until("it is suspended again", || {
+        texts(&fixture.run(&["status", "tank"])).0.contains("SUSPENDED")
+    });
+    again.kill().expect("a signal");
+    again.wait().expect("it ended");
+    let refused = fixture.fails(&["export", "tank"]);
+    assert!(refused.contains("in memory only"), "{refused}");
+    stuck.small.grow("100m");
+    fixture.ok(&["clear", "tank"]);
+    wait_until("it is exported", || fixture.processes().is_empty());
+}
+
 /// umount(2) asks nobody. The pool stays until its changes are saved.
 #[test]
 fn a_suspended_pool_outlives_its_last_mount() {
