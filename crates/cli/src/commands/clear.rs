@@ -11,7 +11,8 @@ use crate::pools::{self, ImportRequest};
 pub(crate) fn run(args: &ClearArgs) -> Result<()> {
     let name = match client::find(&args.pool)? {
         Target::InUse { process, pool } => {
-            process.ask::<()>(&Request::Clear { pool: pool.guid })?;
+            let notes: Vec<String> = process.ask(&Request::Clear { pool: pool.guid })?;
+            notes.iter().for_each(|note| output::line(note));
             if pool.suspended.is_some() {
                 output::line(&format!("resumed pool {}: its changes are durable", pool.name));
             }

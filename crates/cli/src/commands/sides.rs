@@ -27,6 +27,7 @@ pub(crate) fn online(args: &OnlineArgs) -> Result<()> {
     let SideArgs { pool, device } = &args.side;
     let target = client::find(pool)?;
     let resilver = change(&target, device, SideChange::Online { wait: !args.no_wait })?;
+    resilver.notes.iter().for_each(|note| output::line(note));
     output::line(&format!("{device} is in use; resilver: {}", line(&resilver)));
     check_whole(pool, device, &resilver)
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use forebay_fs::{ErrorKind, FileSystem, FsOptions};
 use forebay_pool::format::ScrubState;
 use forebay_pool::{
-    AttachOptions, CheckProgress, LeafState, Pool, PoolDevice, ScrubReport, ScrubStatus,
+    AttachOptions, CheckProgress, EventKind, LeafState, Pool, PoolDevice, ScrubReport, ScrubStatus,
 };
 
 use super::health;
@@ -278,6 +278,7 @@ pub(crate) fn change_side(
     change: SideChange,
     on_progress: OnProgress<'_>,
 ) -> Result<ResilverInfo> {
+    let before = newest_event(pool);
     let waits = match change {
         SideChange::Offline => {
             pool.offline_device(device)?;
@@ -316,7 +317,20 @@ pub(crate) fn change_side(
             })
         });
     }
-    Ok(resilver_info(pool))
+    Ok(ResilverInfo { notes: lost_ends(pool, before), ..resilver_info(pool) })
+}
+
+/// The number of the newest event, for [`lost_ends`].
+pub(crate) fn newest_event(pool: &Pool) -> u64 {
+    pool.events().after(0).last().map_or(0, |event| event.number)
+}
+
+/// The devices that were taken into use since an event although they had lost their ends, a
+/// sentence each.
+pub(crate) fn lost_ends(pool: &Pool, since: u64) -> Vec<String> {
+    let mut events = pool.events().after(since);
+    events.retain(|event| event.pool_guid == pool.guid() && event.kind == EventKind::DeviceLostEnd);
+    events.iter().map(ToString::to_string).collect()
 }
 
 /// Describes the newest resilver.
@@ -334,5 +348,6 @@ pub(crate) fn resilver_info(pool: &Pool) -> ResilverInfo {
         seconds_left: status.left().map(|left| left.as_secs()),
         written: status.written,
         lost: status.lost,
+        notes: Vec::new(),
     }
 }

@@ -119,10 +119,11 @@ impl Daemon {
     }
 
     /// Resumes a pool that is suspended, and empties its error log. Exports it if it has stayed
-    /// without a mount for its changes only.
-    fn clear_pool(&self, pool: u64) -> Result<()> {
+    /// without a mount for its changes only. Returns what else there is to say, a sentence each.
+    fn clear_pool(&self, pool: u64) -> Result<Vec<String>> {
         let imported = self.pool(pool)?;
         let pool = &imported.pool();
+        let before = jobs::newest_event(pool);
         let was_suspended = pool.suspension().is_some();
         if was_suspended {
             pool.clear()?;
@@ -134,7 +135,7 @@ impl Daemon {
         if was_suspended {
             self.close_if_unused(self.changing.lock(), &imported).unwrap_or(Ok(()))?;
         }
-        Ok(())
+        Ok(jobs::lost_ends(pool, before))
     }
 
     fn check_pool(&self, pool: u64, on_progress: OnProgress<'_>) -> Result<JobReport> {

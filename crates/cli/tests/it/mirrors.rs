@@ -124,6 +124,22 @@ fn a_side_that_was_copied_or_moved_while_it_was_offline_comes_back() {
     fixture.ok(&["check", "b.img"]);
 }
 
+/// The next commit writes at its end, and nobody would find it later.
+#[test]
+fn online_says_that_a_side_has_lost_its_end() {
+    let fixture = Fixture::new();
+    fixture.ok(&["create", "--name", "tank", "--size", "32M", "--mirror", "a.img", "b.img"]);
+    fixture.folder("mnt");
+    fixture.ok(&["mount", "a.img:b.img", "mnt", "--daemon"]);
+    fixture.ok(&["offline", "tank", "b.img"]);
+    let side = std::fs::File::options().write(true).open(fixture.path("b.img")).expect("a file");
+    side.set_len(16 << 20).expect("cut");
+    side.set_len(32 << 20).expect("grown");
+    let said = fixture.ok(&["online", "tank", "b.img"]);
+    assert!(said.contains("has lost its end") && said.contains("b.img: a resilver"), "{said}");
+    fixture.ok(&["umount", "mnt"]);
+}
+
 /// A program that reads and writes files beside everything else, and fails at the first error.
 fn work(folder: &Path, stop: &AtomicBool) {
     let mut round = 0_u8;

@@ -135,6 +135,9 @@ pub(crate) struct ResilverInfo {
     pub(crate) written: u64,
     /// Blocks without a good copy.
     pub(crate) lost: u64,
+    /// What else there is to say of the change of a side, a sentence each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) notes: Vec<String>,
 }
 
 /// Blocks evicted by a flush of the cache.
