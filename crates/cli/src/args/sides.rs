@@ -59,7 +59,7 @@ pub(crate) struct AttachArgs {
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  forebay replace tank /dev/sdb /dev/sdc\n  \
-    forebay replace tank 9a4f21c7d8e05b36 /dev/sdc\n\n\
+    forebay replace tank 9a4f21c7d8e05b36 /dev/sdc     by its guid, if the old one is missing\n\n\
     The new device is attached beside the old one, and a resilver writes all blocks to it. Then the old one is\n\
     detached; it may be faulted, offline or missing. After a crash the next import goes on. To give up,\n\
     detach the new device. A log device is replaced without a resilver.")]

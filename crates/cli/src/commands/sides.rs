@@ -36,7 +36,7 @@ pub(crate) fn detach(args: &SideArgs) -> Result<()> {
     let SideArgs { pool, device } = args;
     change(&client::find(pool)?, device, SideChange::Detach)?;
     output::line(&format!(
-        "{device} is no device of {pool} any more; its labels are erased, unless it is missing"
+        "{device} is no device of {pool} any more; its labels are erased, unless it is missing or not at its path: do not import it alone later"
     ));
     Ok(())
 }

@@ -65,7 +65,9 @@ impl Unsaved {
     /// That the pool stays, although its last mount has ended.
     pub(super) fn stays(&self) -> Failure {
         let refusal = self.refusal();
-        Failure::new(format!("is unmounted, but the pool stays imported: {refusal}"))
+        Failure::new(format!(
+            "is unmounted, but the pool stays imported: {refusal}; `forebay clear` exports it once its changes are durable"
+        ))
     }
 }
 
