@@ -32,7 +32,7 @@ impl Devices {
     }
 
     /// Whether the device of a place does not answer at all, after a read there has failed with
-    /// `error`. If that may be a bad sector, reads the label as well.
+    /// `error`. If that may be a bad sector, reads the labels as well.
     ///
     /// # Errors
     /// [`ErrorKind::NoMemory`] if there is none for the label.
@@ -72,10 +72,15 @@ impl Devices {
             // It was asked for long already.
             return Ok(leaf.outage().is_some());
         }
-        match label::read_at(&**device, 0, self.sector_bytes() as usize, memory) {
-            Err(error) if error.kind() == ErrorKind::NoMemory => Err(error),
-            label => Ok(label.is_err_and(|error| error.kind() == ErrorKind::Device)),
+        // One label may be a bad sector, too.
+        for label in [0, label::back_of(leaf.size_bytes())] {
+            match label::read_at(&**device, label, self.sector_bytes() as usize, memory) {
+                Err(error) if error.kind() == ErrorKind::NoMemory => return Err(error),
+                Err(error) if error.kind() == ErrorKind::Device => {}
+                _ => return Ok(false),
+            }
         }
+        Ok(true)
     }
 
     /// Starts to read from a place into `buffer`. `done` runs exactly once, on any thread, and must
