@@ -141,6 +141,7 @@ struct MountShared {
 impl MountShared {
     fn set_ended(&self, end: io::Result<()>) {
         let at = self.own.path().display();
+        let end = end.or_else(|error| if self.is_unmounted(&error) { Ok(()) } else { Err(error) });
         if let Err(error) = self.own.detach_ended(end.is_err()) {
             tracing::warn!(%at, %error, "cannot detach a mount without a session");
         }
@@ -150,6 +151,14 @@ impl MountShared {
         }
         *self.ended.lock() = Some(end.map_err(|error| error.to_string()));
         self.end.notify_all();
+    }
+
+    /// Whether the error with which the session has ended comes from an unmount: the kernel takes
+    /// the last requests back then, and a thread that was just getting one sees an abort. A
+    /// connection that somebody aborts leaves its mount in the table.
+    fn is_unmounted(&self, error: &io::Error) -> bool {
+        let is_abort = error.raw_os_error() == Some(libc::ECONNABORTED);
+        is_abort && self.own.is_attached().is_ok_and(|attached| !attached)
     }
 }
 

@@ -50,6 +50,22 @@ fn names_and_sizes_in_both_modes() {
     }
 }
 
+/// The last close sends a request, and the kernel takes it back when it ends the session.
+#[test]
+fn the_last_close_of_a_detached_mount_is_no_error() {
+    if !permitted() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    for _ in 0..100 {
+        let mount = mount_null(directory.path(), &options(false)).expect("a mount");
+        let open = File::create(directory.path().join("held")).expect("a file");
+        mount.unmount_lazily().expect("lazily");
+        drop(open);
+        assert_eq!(mount.wait(), None);
+    }
+}
+
 #[test]
 fn a_busy_mount_is_reported_and_any_process_can_unmount_it() {
     if !permitted() {
