@@ -277,7 +277,7 @@ fn reads_of_a_read_only_file_system_wait() {
     mirror.end();
 }
 
-/// Damage and bad sectors stay, whoever waits.
+/// No wait would end damage or a bad sector.
 #[test]
 fn damage_is_an_error_at_once() {
     let mirror = Mirror::new(FailMode::Wait, &FsOptions::default());

@@ -35,7 +35,7 @@ impl Devices {
     /// `error`. If that may be a bad sector, reads the labels as well.
     ///
     /// # Errors
-    /// [`ErrorKind::NoMemory`] if there is none for the label.
+    /// [`ErrorKind::NoMemory`] if there is none for a label.
     pub(crate) fn is_silent(
         &self,
         place: Place,
@@ -45,7 +45,7 @@ impl Devices {
         let vdev = self.get(place.dva.device).filter(|_| error.kind() == ErrorKind::Device);
         let Some(leaf) = vdev.map(|vdev| vdev.leaf(place.leaf)) else { return Ok(false) };
         let kind = error.device_error().map(forebay_io::Error::kind);
-        // A device is closed when it is opened again: then another index has its place.
+        // It is closed once it was removed, or to be opened again.
         match kind {
             Some(IoErrorKind::Gone | IoErrorKind::Closed) => Ok(true),
             _ => self.is_leaf_silent(leaf, memory),
@@ -73,8 +73,8 @@ impl Devices {
             return Ok(leaf.outage().is_some());
         }
         // One label may be a bad sector, too.
-        for label in [0, label::back_of(leaf.size_bytes())] {
-            match label::read_at(&**device, label, self.sector_bytes() as usize, memory) {
+        for offset in [0, label::back_of(leaf.size_bytes())] {
+            match label::read_at(&**device, offset, self.sector_bytes() as usize, memory) {
                 Err(error) if error.kind() == ErrorKind::NoMemory => return Err(error),
                 Err(error) if error.kind() == ErrorKind::Device => {}
                 _ => return Ok(false),

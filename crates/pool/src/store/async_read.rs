@@ -218,9 +218,10 @@ impl AsyncRead {
     /// Publishes the block. Runs in the I/O callback.
     fn end(self, read: Read) {
         let Self { clock, depth, shared, bp, key, place, cause, load_guard, on_done } = self;
-        shared.counters.add(StoreCounters::READ_NS, cause as usize, clock.now_ns());
+        let took_ns = clock.now_ns();
+        shared.counters.add(StoreCounters::READ_NS, cause as usize, took_ns);
         if let Some(depth) = depth.filter(|_| read.is_ok()) {
-            depth.succeed();
+            depth.succeed(took_ns);
         }
         let forget = || {
             if cause == ReadCause::Prefetch {

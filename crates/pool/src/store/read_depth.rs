@@ -13,14 +13,13 @@
 //!
 //! # Invariants
 //!
-//! The depth is between [`DEPTH_MIN`] and [`DEPTH_MAX`]. It limits nothing by itself: whoever reads
-//! ahead asks, and may exceed it.
+//! The depth is between [`DEPTH_MIN`] and [`DEPTH_MAX`]. It limits nothing by itself: a caller
+//! that reads ahead asks, and may exceed it.
 //!
 //! # Locking
 //!
 //! `store-read-depth`, a leaf lock, for a look.
 
-use forebay_base::clock::{Clock, SystemClock};
 use forebay_base::sync::{Arc, Mutex};
 
 use super::Shared;
@@ -36,7 +35,6 @@ const ROUNDS_PER_PROBE: u32 = 32;
 /// The reads ahead of a pool's directories.
 pub(super) struct ReadDepth {
     state: Mutex<DepthState>,
-    clock: SystemClock,
 }
 
 struct DepthState {
@@ -65,8 +63,8 @@ struct Round {
 /// A read in flight.
 pub(super) struct DepthRead {
     shared: Arc<Shared>,
-    begun_ns: u64,
-    has_succeeded: bool,
+    /// Its time, once it has ended well.
+    took_ns: Option<u64>,
 }
 
 impl DepthState {
@@ -137,8 +135,7 @@ impl DepthState {
 
 impl ReadDepth {
     pub(super) fn new() -> Self {
-        let state = Mutex::named("store-read-depth", DepthState::new());
-        Self { state, clock: SystemClock::new() }
+        Self { state: Mutex::named("store-read-depth", DepthState::new()) }
     }
 
     /// Whether as many reads are in flight as should be.
@@ -150,23 +147,19 @@ impl ReadDepth {
 impl DepthRead {
     /// A read begins.
     pub(super) fn begin(shared: &Arc<Shared>) -> Self {
-        let depth = &shared.read_depth;
-        depth.state.lock().begin();
-        let begun_ns = depth.clock.now_ns();
-        Self { shared: Arc::clone(shared), begun_ns, has_succeeded: false }
+        shared.read_depth.state.lock().begin();
+        Self { shared: Arc::clone(shared), took_ns: None }
     }
 
-    /// It has ended well. One that fails says nothing about queues.
-    pub(super) fn succeed(mut self) {
-        self.has_succeeded = true;
+    /// It has ended well, in this time. One that fails says nothing about queues.
+    pub(super) fn succeed(mut self, took_ns: u64) {
+        self.took_ns = Some(took_ns);
     }
 }
 
 impl Drop for DepthRead {
     fn drop(&mut self) {
-        let depth = &self.shared.read_depth;
-        let took_ns = depth.clock.now_ns().saturating_sub(self.begun_ns);
-        depth.state.lock().end(self.has_succeeded.then_some(took_ns));
+        self.shared.read_depth.state.lock().end(self.took_ns);
     }
 }
 
