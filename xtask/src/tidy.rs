@@ -28,7 +28,7 @@ use crate::tree::{Findings, Level, Tree};
 
 /// Checks the workspace at `root` and prints the findings. Returns whether there is no error.
 pub(crate) fn run(root: &Path) -> io::Result<bool> {
-    let tree = Tree::load(root)?;
+    let tree = Tree::load_with_sources(root)?;
     let mut out = Findings::default();
     check(&tree, &mut out);
     for finding in &out.all {

@@ -70,6 +70,7 @@ pub(crate) struct Tree {
     pub(crate) texts: BTreeMap<String, String>,
     /// Every file and folder, text or not: the valid targets of links.
     pub(crate) paths: BTreeSet<String>,
+    /// The Rust files, parsed. Only a tree [with sources](Self::load_with_sources) has them.
     pub(crate) sources: Vec<Source>,
     pub(crate) packages: Vec<Package>,
     /// Files that do not parse: path, line, message.
@@ -81,7 +82,13 @@ const SKIPPED: [&str; 6] =
     [".git", "target", "node_modules", "fuzz/artifacts", "fuzz/corpus", "python/target"];
 
 impl Tree {
-    /// Reads everything below `root` except build output and `.git`.
+    /// Reads everything below `root` except build output and `.git`, and parses the Rust files,
+    /// which takes seconds.
+    pub(crate) fn load_with_sources(root: &Path) -> io::Result<Tree> {
+        Ok(Tree::load(root)?.with_sources())
+    }
+
+    /// Reads everything below `root` except build output and `.git`. Parses manifests only.
     pub(crate) fn load(root: &Path) -> io::Result<Tree> {
         let mut texts = BTreeMap::new();
         let mut paths = BTreeSet::new();
@@ -102,7 +109,7 @@ impl Tree {
                 }
             }
         }
-        Ok(Tree::parse(texts, paths))
+        Ok(Tree::with_packages(texts, paths))
     }
 
     /// A tree from literals, for the tests of the checks.
@@ -112,27 +119,31 @@ impl Tree {
             files.iter().map(|(path, text)| ((*path).to_owned(), (*text).to_owned())).collect();
         let with_folders = texts.keys().flat_map(|path| Path::new(path).ancestors());
         let paths = with_folders.map(|path| path.to_string_lossy().into_owned()).collect();
-        Tree::parse(texts, paths)
+        Tree::with_packages(texts, paths).with_sources()
     }
 
-    fn parse(texts: BTreeMap<String, String>, paths: BTreeSet<String>) -> Tree {
+    fn with_packages(texts: BTreeMap<String, String>, paths: BTreeSet<String>) -> Tree {
         let mut tree =
             Tree { texts, paths, sources: vec![], packages: vec![], parse_errors: vec![] };
-        for (path, text) in &tree.texts {
-            if path.ends_with(".rs") {
-                match Source::parse(path, text) {
-                    Ok(source) => tree.sources.push(source),
-                    Err((line, why)) => tree.parse_errors.push((path.clone(), line, why)),
-                }
-            } else if path == "Cargo.toml" || path.ends_with("/Cargo.toml") {
-                match text.parse::<toml::Table>() {
-                    Ok(manifest) => tree.packages.extend(package(path, manifest)),
-                    Err(why) => tree.parse_errors.push((path.clone(), 0, why.message().to_owned())),
-                }
+        let is_manifest = |path: &str| path == "Cargo.toml" || path.ends_with("/Cargo.toml");
+        for (path, text) in tree.texts.iter().filter(|(path, _)| is_manifest(path)) {
+            match text.parse::<toml::Table>() {
+                Ok(manifest) => tree.packages.extend(package(path, manifest)),
+                Err(why) => tree.parse_errors.push((path.clone(), 0, why.message().to_owned())),
             }
         }
-        tree.mark_test_modules();
         tree
+    }
+
+    fn with_sources(mut self) -> Tree {
+        for (path, text) in self.texts.iter().filter(|(path, _)| path.ends_with(".rs")) {
+            match Source::parse(path, text) {
+                Ok(source) => self.sources.push(source),
+                Err((line, why)) => self.parse_errors.push((path.clone(), line, why)),
+            }
+        }
+        self.mark_test_modules();
+        self
     }
 
     /// Marks files of modules that are declared with `#[cfg(test)] mod name;` as test code.
