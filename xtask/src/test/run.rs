@@ -205,7 +205,7 @@ pub(crate) fn run(root: &Path, steps: &[Step], mut state: Option<ResumeState>) -
         io::Result::Ok(())
     })?;
     let not_run: Vec<_> = not_run.iter().map(|step| step.name.as_str()).collect();
-    table::print(&done, &not_run, start.elapsed());
+    table::print(&done, &not_run, start.elapsed(), table::processor_time());
     Ok(done.iter().all(|one| one.ok))
 }
 

@@ -1,16 +1,45 @@
 //! The table at the end of a run: times, counts of tests, and skipped tests.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::time::Duration;
 
 use super::run::StepReport;
 
-/// Prints the table. Its last line is `N passed, N failed, N skipped`.
-pub(crate) fn print(done: &[StepReport], not_run: &[&str], took: Duration) {
-    print!("{}", text(done, not_run, took));
+/// The unit of processor times in `/proc`, which is the same for all kernels of x86 and ARM.
+const TICK: Duration = Duration::from_millis(10);
+
+/// The processor time of all processes that this one, or they, have started and awaited. Daemons
+/// are not among them. `None` if the kernel does not tell.
+pub(crate) fn processor_time() -> Option<Duration> {
+    ticks_of_children(&fs::read_to_string("/proc/self/stat").ok()?).map(|ticks| ticks * TICK)
 }
 
-fn text(done: &[StepReport], not_run: &[&str], took: Duration) -> String {
+/// The sum of the fields `cutime` and `cstime`, see proc_pid_stat(5). The name of the program, in
+/// parentheses, can have spaces.
+fn ticks_of_children(stat: &str) -> Option<u32> {
+    let (_, after_name) = stat.rsplit_once(')')?;
+    let mut fields = after_name.split_whitespace().skip(13);
+    let mut field = || fields.next()?.parse::<u32>().ok();
+    Some(field()? + field()?)
+}
+
+/// Prints the table. Its last line is `N passed, N failed, N skipped`.
+pub(crate) fn print(
+    done: &[StepReport],
+    not_run: &[&str],
+    took: Duration,
+    processor: Option<Duration>,
+) {
+    print!("{}", text(done, not_run, took, processor));
+}
+
+fn text(
+    done: &[StepReport],
+    not_run: &[&str],
+    took: Duration,
+    processor: Option<Duration>,
+) -> String {
     let mut out = format!(
         "\n{:<42} {:>11} {:>10} {:>7} {:>7} {:>8}\n",
         "step", "building, s", "running, s", "passed", "failed", "skipped"
@@ -32,7 +61,11 @@ fn text(done: &[StepReport], not_run: &[&str], took: Duration) -> String {
         out += &format!("{name:<42} not run\n");
     }
     out += &row("all", times, counts);
-    out += &format!("{:.0} s in all\n", took.as_secs_f64());
+    out += &format!("{:.0} s in all", took.as_secs_f64());
+    if let Some(processor) = processor {
+        out += &format!(", {:.0} s of processor time", processor.as_secs_f64());
+    }
+    out.push('\n');
     out += &skipped(done);
     for one in done.iter().filter(|one| !one.ok) {
         out += &format!("\nlast lines of `{}`:\n", one.name);
@@ -74,7 +107,9 @@ mod tests {
             reason: "no device".to_owned(),
         };
         tests.skips = vec![skip("a"), skip("b")];
-        let text = text(&[StepReport::new("tidy"), tests], &["model"], Duration::from_secs(170));
+        let done = [StepReport::new("tidy"), tests];
+        let (took, processor) = (Duration::from_secs(170), Some(Duration::from_secs(300)));
+        let text = text(&done, &["model"], took, processor);
         let row = |name: &str| {
             let line = text.lines().find(|line| line.starts_with(name)).expect("a row");
             line[name.len()..].split_whitespace().map(str::to_owned).collect::<Vec<_>>()
@@ -82,7 +117,16 @@ mod tests {
         assert_eq!(row("tests"), ["61.4", "100.0", "8", "0", "2"]);
         assert_eq!(row("all"), ["61.4", "100.0", "9", "0", "2"]);
         assert_eq!(row("model"), ["not", "run"]);
+        assert!(text.contains("\n170 s in all, 300 s of processor time\n"));
         assert!(text.contains("2 skipped, without loop (no device):\n    a\n    b\n"));
         assert!(text.ends_with("\n9 passed, 0 failed, 2 skipped\n"));
+    }
+
+    #[test]
+    fn the_processor_time_is_that_of_children() {
+        let stat = "7 (a) b) S 1 2 3 4 5 6 7 8 9 10 11 12 130 40 20 0 1 0";
+        assert_eq!(ticks_of_children(stat), Some(170));
+        assert_eq!(ticks_of_children("7 (cut"), None);
+        assert!(processor_time().is_some());
     }
 }
