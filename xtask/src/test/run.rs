@@ -427,9 +427,10 @@ fn read_output(
     Ok(child.wait()?.success())
 }
 
-/// Whether the tests of a binary wait most of the time: for other processes, leases and outages.
+/// Whether the tests of a binary wait most of the time: for other processes, the kernel, leases and
+/// outages.
 fn mostly_waits(binary: &Binary) -> bool {
-    binary.package == "cli" && binary.target == "it"
+    ["cli", "fuse"].contains(&binary.package.as_str()) && binary.target == "it"
 }
 
 /// Reports a step whose tool is missing as skipped, or as failed if the tool is required.
