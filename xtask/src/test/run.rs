@@ -12,6 +12,7 @@ use std::collections::VecDeque;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
@@ -170,14 +171,19 @@ pub(crate) fn scratch(root: &Path) -> io::Result<PathBuf> {
 }
 
 /// Runs the steps until one fails, and prints the table. A step that runs beside others begins in
-/// its turn, and is awaited and printed at the end.
+/// its turn, and is awaited and printed at the end. If it has failed, no further step begins.
 pub(crate) fn run(root: &Path, steps: &[Step], mut state: Option<ResumeState>) -> io::Result<bool> {
     let mut runner = Runner::new(root)?;
     let mut done: Vec<StepReport> = Vec::new();
     let (start, mut not_run) = (Instant::now(), &steps[..0]);
+    let failed_beside = AtomicBool::new(false);
     thread::scope(|scope| {
-        let mut beside = Vec::new();
+        let (mut beside, failed_beside) = (Vec::new(), &failed_beside);
         for (at, step) in steps.iter().enumerate() {
+            if failed_beside.load(Ordering::Relaxed) {
+                not_run = &steps[at..];
+                break;
+            }
             println!("\n=== {}/{} {}\n    {}", at + 1, steps.len(), step.name, step.command_line());
             if state.as_ref().is_some_and(|state| state.has_passed(&step.name)) {
                 println!("passed in the resumed run");
@@ -187,7 +193,13 @@ pub(crate) fn run(root: &Path, steps: &[Step], mut state: Option<ResumeState>) -
                 println!("it runs beside the next steps, and is printed after them");
                 let mut other = runner.second(&format!("step-{at}"));
                 let held = StepReport::held(&step.name);
-                beside.push((step, scope.spawn(move || other.step(step, held))));
+                let running = scope.spawn(move || {
+                    let one = other.step(step, held);
+                    let ok = one.as_ref().is_ok_and(|one| one.ok);
+                    failed_beside.fetch_or(!ok, Ordering::Relaxed);
+                    one
+                });
+                beside.push((step, running));
                 continue;
             }
             let one = runner.step(step, StepReport::new(&step.name))?;
@@ -247,6 +259,10 @@ impl Runner {
                     None => done.ok = command.status()?.success(),
                 }
                 (done.building, done.running) = (start.elapsed(), Duration::ZERO);
+            }
+            Work::Build(build) => {
+                let built = self.builds.binaries(&self.root, build, &step.environment)?;
+                (done.ok, done.building) = (built.is_some(), start.elapsed());
             }
             Work::Run(arguments) => {
                 let command = self.command(cargo(), arguments, step);
@@ -524,6 +540,24 @@ mod tests {
         let build = |command| Step::cargo("build", command).beside();
         assert!(result(&[build("--version"), well()]));
         assert!(!result(&[build("no-such-command"), well()]));
+        fs::remove_dir_all(&runner.root).unwrap();
+    }
+
+    #[test]
+    fn no_step_begins_after_one_beside_it_has_failed() {
+        static BEGAN: AtomicBool = AtomicBool::new(false);
+        let runner = fixture("early");
+        let well = || Step::xtask("well", "no::such::test");
+        let noted = well().needs("nothing", || {
+            BEGAN.store(true, Ordering::Relaxed);
+            Ok(())
+        });
+        // Each step waits for a process. By far before the last one, the first one has failed.
+        let mut steps = vec![Step::xtask("broken", "--no-such-option").beside()];
+        steps.extend((0..40).map(|_| well()));
+        steps.push(noted);
+        assert!(!run(&runner.root, &steps, None).unwrap());
+        assert!(!BEGAN.load(Ordering::Relaxed));
         fs::remove_dir_all(&runner.root).unwrap();
     }
 

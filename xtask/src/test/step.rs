@@ -25,6 +25,8 @@ impl Binary {
 pub(crate) enum Work {
     /// A cargo command that builds or checks, and runs nothing.
     Cargo(Vec<String>),
+    /// Builds by `cargo test --no-run`, for later steps that run binaries of the same build.
+    Build(Vec<String>),
     /// Builds by `cargo test --no-run` with `build`, then runs the binaries that `pick` accepts.
     Tests { build: Vec<String>, pick: Pick, arguments: Vec<String> },
     /// A cargo command that builds and runs.
@@ -91,12 +93,21 @@ impl Step {
         Step { is_beside: true, ..self }
     }
 
-    /// A step that only builds what this one runs, with these options of cargo, so that this one
-    /// finds it built. `None` if it runs no test binaries.
-    pub(crate) fn build_only(&self, options: &str) -> Option<Self> {
+    /// A step that only builds what this one runs, which then does not ask cargo again. `None` if
+    /// it runs no test binaries.
+    pub(crate) fn build_only(&self) -> Option<Self> {
+        self.building(Work::Build)
+    }
+
+    /// A step beside others that only builds what this one runs, with one job.
+    pub(crate) fn build_beside(&self) -> Option<Self> {
+        let one_job = |build: Vec<String>| Work::Cargo([build, words("--jobs 1")].concat());
+        self.building(one_job).map(Self::beside)
+    }
+
+    fn building(&self, work: impl FnOnce(Vec<String>) -> Work) -> Option<Self> {
         let Work::Tests { build, .. } = &self.work else { return None };
-        let build = [&build[..], &words(options)].concat();
-        let step = Self::new(&format!("build of {}", self.name), Work::Cargo(build));
+        let step = Self::new(&format!("build of {}", self.name), work(build.clone()));
         Some(Step { environment: self.environment.clone(), ..step })
     }
 
@@ -116,7 +127,7 @@ impl Step {
         let mut line: Vec<String> =
             environment.map(|(key, value)| format!("{key}={}", quoted(value))).collect();
         let (start, rest, after) = match &self.work {
-            Work::Cargo(rest) | Work::Run(rest) => ("cargo", rest, &[][..]),
+            Work::Cargo(rest) | Work::Build(rest) | Work::Run(rest) => ("cargo", rest, &[][..]),
             Work::Xtask(rest) => ("cargo xtask", rest, &[][..]),
             Work::Tests { build, arguments, .. } => ("cargo", build, &arguments[..]),
         };
@@ -152,9 +163,17 @@ mod tests {
         let line = "RUSTFLAGS='--cfg a_model' cargo test -p a --test model -- model::";
         assert_eq!(step.command_line(), line);
         assert_eq!(Step::xtask("tidy", "tidy").command_line(), "cargo xtask tidy");
-        assert!(Step::xtask("tidy", "tidy").build_only("").is_none());
-        let build = step.build_only("--jobs 1").expect("it has a build");
-        let line = "RUSTFLAGS='--cfg a_model' cargo test -p a --test model --no-run --jobs 1";
+        assert!(Step::xtask("tidy", "tidy").build_only().is_none());
+        let line = "RUSTFLAGS='--cfg a_model' cargo test -p a --test model --no-run";
+        let build = step.build_only().expect("it has a build");
         assert_eq!((build.name.as_str(), build.command_line().as_str()), ("build of x", line));
+        // By this the step that runs them finds what was built.
+        let (Work::Build(built), Work::Tests { build, .. }) = (&build.work, &step.work) else {
+            panic!("a build and tests");
+        };
+        assert_eq!(built, build);
+        let build = step.build_beside().expect("it has a build");
+        assert!(build.is_beside);
+        assert_eq!(build.command_line(), format!("{line} --jobs 1"));
     }
 }

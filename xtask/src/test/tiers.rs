@@ -39,10 +39,11 @@ pub(crate) fn check() -> Vec<Step> {
 pub(crate) fn test(tree: &Tree) -> Vec<Step> {
     let mut steps = static_checks(&FEATURES);
     let (tests, models) = (Step::tests("tests", WORKSPACE, |_| true), model(tree));
-    steps.extend(tests.build_only(""));
-    // The tests leave a CPU idle for a quarter of their time. One job, so that they get the other.
-    let builds = models.iter().filter_map(|step| step.build_only("--jobs 1"));
-    steps.extend(builds.map(Step::beside));
+    steps.extend(tests.build_only());
+    // The tests leave a CPU idle for a quarter of their time.
+    steps.extend(models.iter().filter_map(Step::build_beside));
+    // It has cargo's lock on the build, for which later steps would wait. The tests need no lock.
+    steps.push(documentation("--jobs 1").beside());
     steps.push(tests);
     // The build of the tests also built this binary.
     let binary = target().join("debug/forebay");
@@ -50,10 +51,6 @@ pub(crate) fn test(tree: &Tree) -> Vec<Step> {
     steps.push(conformance.with("FOREBAY_BINARY", binary.to_string_lossy()).beside());
     steps.push(without_io_uring());
     steps.push(Step::run("tests of documentation", "test --workspace --doc"));
-    steps.push(
-        Step::cargo("documentation", "doc --workspace --no-deps")
-            .with("RUSTDOCFLAGS", "-D warnings"),
-    );
     steps.push(package(tree));
     steps.extend(counting(tree));
     steps.extend(models);
@@ -68,11 +65,7 @@ fn target() -> PathBuf {
 /// The steps of [`test()`] in their long form, and steps that take minutes.
 pub(crate) fn full(tree: &Tree) -> Vec<Step> {
     let mut steps = static_checks(&[&FEATURES[..], &[PEERS]].concat());
-    steps.extend([deny(), advisories(), package(tree)]);
-    steps.push(
-        Step::cargo("documentation", "doc --workspace --no-deps")
-            .with("RUSTDOCFLAGS", "-D warnings"),
-    );
+    steps.extend([deny(), advisories(), package(tree), documentation("")]);
     steps.push(Step::tests("tests", WORKSPACE, |_| true).long());
     steps.push(without_io_uring().long());
     steps.push(Step::run("tests of documentation", "test --workspace --doc").long());
@@ -111,6 +104,12 @@ fn static_checks(features: &[&str]) -> Vec<Step> {
 fn is_quick(binary: &Binary) -> bool {
     let slow = ["bench", "cli", "fs", "fuse", "sim"];
     binary.target != "it" || !slow.contains(&binary.package.as_str())
+}
+
+/// The documentation of our crates, without a broken link. `options` are cargo's.
+fn documentation(options: &str) -> Step {
+    let command = format!("doc --workspace --no-deps {options}");
+    Step::cargo("documentation", &command).with("RUSTDOCFLAGS", "-D warnings")
 }
 
 fn without_io_uring() -> Step {
@@ -300,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn model_checks_are_built_while_the_tests_run() {
+    fn model_checks_and_documentation_are_built_while_the_tests_run() {
         let model = ("crates/cache/tests/model/main.rs", "//! Models.");
         let steps = test(&Tree::fixture(&[BASE, CACHE, model]));
         let at = |name: &str| steps.iter().position(|step| step.name == name).expect(name);
@@ -310,6 +309,10 @@ mod tests {
         assert!(steps[build].is_beside && !steps[run].is_beside);
         let line = steps[run].command_line();
         assert_eq!(steps[build].command_line(), format!("{line} --no-run --jobs 1"));
+        let documentation = at("documentation");
+        assert!(at("build of tests") < documentation && documentation < at("tests"));
+        assert!(steps[documentation].is_beside);
+        assert!(steps[documentation].command_line().ends_with("--no-deps --jobs 1"));
     }
 
     #[test]
