@@ -4,14 +4,14 @@
 //! first step that fails ends the run. The end of the run repeats its last lines, so that a reader
 //! of a long log finds the cause.
 //!
-//! Tests that wait for other processes leave the CPUs idle. So some binaries of a step, and some
-//! steps, run on threads of their own beside the next ones. Their output is held and printed
-//! afterwards.
+//! Tests that wait for other processes leave the CPUs idle. So several binaries of a step run at
+//! once, and some steps run beside the next ones. Their output is held and printed afterwards.
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
@@ -25,6 +25,9 @@ use super::table;
 
 /// Number of last lines of a failed step that the end of the run repeats.
 const LAST_LINES: usize = 40;
+/// Binaries whose tests compute that run at once. One alone leaves CPUs idle while its last tests
+/// run, and while some of its tests wait.
+const COMPUTING: usize = 2;
 /// Test threads, however many cores there are, for tests that wait for other processes.
 const PROCESS_TEST_THREADS: &str = "6";
 /// A command that prints nothing for this long is killed, and its step fails.
@@ -283,7 +286,8 @@ impl Runner {
     }
 
     /// Runs all binaries of a build, also after a failure, so that one failure does not hide
-    /// another. Those that mostly wait run beside the others; their output follows.
+    /// another. [`COMPUTING`] of them run at once, and beside them one of those that mostly wait.
+    /// The output of each is printed when it ends.
     fn binaries(
         &self,
         step: &Step,
@@ -296,15 +300,22 @@ impl Runner {
             return Ok(());
         };
         let start = Instant::now();
-        let (beside, first): (Vec<_>, Vec<_>) = binaries.into_iter().partition(mostly_waits);
-        let mut held = StepReport::held(&step.name);
+        let (waiting, mut computing): (Vec<_>, Vec<_>) =
+            binaries.into_iter().partition(mostly_waits);
+        computing.sort_by_key(is_short);
+        let queue = |all: Vec<Binary>| Mutex::new(VecDeque::from(all));
+        let (waiting, computing) = (queue(waiting), queue(computing));
+        let queues = [&[&waiting][..], &[&computing; COMPUTING]].concat();
+        let report = Mutex::new(&mut *done);
         thread::scope(|scope| {
-            let (other, held) = (self.second("binaries"), &mut held);
-            let waiting = scope.spawn(move || other.in_order(step, &beside, arguments, held));
-            self.in_order(step, &first, arguments, done)?;
-            waiting.join().expect("no panic")
+            let (report, mut workers) = (&report, Vec::new());
+            for (number, queue) in queues.into_iter().enumerate() {
+                let runner = self.second(&format!("worker-{number}"));
+                let work = move || runner.work(step, queue, arguments, report);
+                workers.push(scope.spawn(work));
+            }
+            workers.into_iter().try_for_each(|worker| worker.join().expect("no panic"))
         })?;
-        done.append(held)?;
         done.running = start.elapsed();
         if done.ok && done.tests.passed == 0 {
             done.print_line("no test ran: this step must run at least one\n")?;
@@ -313,30 +324,23 @@ impl Runner {
         Ok(())
     }
 
-    /// Runs binaries one after another. The last lines of the report are those of the first one
-    /// that failed.
-    fn in_order(
+    /// Runs binaries of a queue until it is empty. The last lines of the report are those of the
+    /// first binary that failed.
+    fn work(
         &self,
         step: &Step,
-        binaries: &[Binary],
+        queue: &Mutex<VecDeque<Binary>>,
         arguments: &[String],
-        done: &mut StepReport,
+        report: &Mutex<&mut StepReport>,
     ) -> io::Result<()> {
-        let mut failed = None;
-        for binary in binaries {
-            if done.held.is_some() {
-                println!("    {} runs beside the others; its output follows theirs", binary.name());
-            }
-            done.write(
-                format!("\n    {} ({})\n", binary.name(), binary.path.display()).as_bytes(),
-            )?;
-            self.binary(binary, arguments, &step.environment, done)?;
-            if !std::mem::replace(&mut done.ok, true) {
-                failed.get_or_insert_with(|| done.last.clone());
-            }
-        }
-        if let Some(last) = failed {
-            (done.ok, done.last) = (false, last);
+        let next = || queue.lock().expect("no panic").pop_front();
+        while let Some(binary) = next() {
+            let name = binary.name();
+            println!("    {name} begins; its output follows when it has ended");
+            let mut held = StepReport::held(&step.name);
+            held.write(format!("\n    {name} ({})\n", binary.path.display()).as_bytes())?;
+            self.binary(&binary, arguments, &step.environment, &mut held)?;
+            report.lock().expect("no panic").append(held)?;
         }
         Ok(())
     }
@@ -449,6 +453,11 @@ fn mostly_waits(binary: &Binary) -> bool {
     ["cli", "fuse"].contains(&binary.package.as_str()) && binary.target == "it"
 }
 
+/// Whether a binary begins after those that take long, so that none of these is the last one.
+fn is_short(binary: &Binary) -> (bool, bool) {
+    (binary.package != "sim", binary.target != "it")
+}
+
 /// Reports a step whose tool is missing as skipped, or as failed if the tool is required.
 fn missing_tool(mut done: StepReport, need: &str, reason: String) -> io::Result<StepReport> {
     done.ok = !skip::is_required(need);
@@ -460,6 +469,8 @@ fn missing_tool(mut done: StepReport, need: &str, reason: String) -> io::Result<
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     #[test]
@@ -497,33 +508,42 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_runs_beside_the_others_and_is_printed_after_them() {
-        // Each one waits for the other.
+    fn several_binaries_run_at_once_and_each_is_printed_as_a_whole() {
+        // Each one waits for the others.
         let script = r#"
-            me=$(basename "$PWD"); case $me in cli) other=pool;; *) other=cli;; esac
-            touch ../ran-$me; rounds=0
-            until [ -e ../ran-$other ]; do
+            me=$(basename "$PWD"); touch ../ran-$me; rounds=0
+            until [ -e ../ran-cli -a -e ../ran-pool -a -e ../ran-sim ]; do
                 rounds=$((rounds + 1)); [ $rounds -gt 1000 ] && exit 1; sleep 0.01
             done
             printf 'a test\t%s\tmissing\n' $me >> "$FOREBAY_SKIPS"
             echo "trouble of $me" >&2; echo "test $me"; echo "test result: ok. 2 passed; 0 failed""#;
-        let done = run_script("beside", &["pool"], script);
+        let done = run_script("beside", &["pool", "sim"], script);
         let output = String::from_utf8(done.held.clone().unwrap()).unwrap();
-        let place = |text: &str| output.find(text).expect(text);
         assert!(done.ok, "{output}");
-        assert_eq!(done.counts(), (2, 0), "four passed, two of which were skipped");
-        let needs: Vec<_> = done.skips.iter().map(|skip| skip.need.as_str()).collect();
-        assert_eq!(needs, ["pool", "cli"]);
-        let places = [
-            "    pool it (",
-            "trouble of pool\n",
-            "test pool\n",
-            "    cli it (",
-            "trouble of cli\n",
-            "test cli\n",
-        ];
-        let places = places.map(place);
-        assert!(places.is_sorted(), "{output}");
+        assert_eq!(done.counts(), (3, 0), "six passed, three of which were skipped");
+        let needs: BTreeSet<_> = done.skips.iter().map(|skip| skip.need.as_str()).collect();
+        assert_eq!(needs, ["cli", "pool", "sim"].into());
+        for name in ["cli", "pool", "sim"] {
+            let whole = format!(
+                "\n    {name} it (/bin/sh)\ntrouble of {name}\ntest {name}\ntest result: ok."
+            );
+            assert!(output.contains(&whole), "{output}");
+        }
+    }
+
+    #[test]
+    fn what_takes_long_begins_first() {
+        let binary = |(package, target): (&str, &str)| Binary {
+            package: package.to_owned(),
+            target: target.to_owned(),
+            path: PathBuf::new(),
+            folder: PathBuf::new(),
+        };
+        let names = [("base", "forebay_base"), ("fs", "it"), ("sim", "forebay_sim"), ("sim", "it")];
+        let mut binaries = names.map(binary);
+        binaries.sort_by_key(is_short);
+        let order = binaries.map(|binary| binary.name());
+        assert_eq!(order, ["sim it", "sim forebay_sim", "fs it", "base forebay_base"]);
     }
 
     #[test]
