@@ -9,11 +9,11 @@ use std::time::Duration;
 use forebay_base::clock::{Clock, ManualClock};
 use forebay_base::rng::SmallRng;
 use forebay_cache::{
-    Attributes, Begin, Builder, Cache, Candidate, Class, Explanation, Holding, Key, LoadGuard,
-    MissCause, MissGroup, OwnerCaching, OwnerId, Reclaim, Remedy, SecondaryCache, SecondaryFate,
+    Attributes, Begin, Builder, Cache, Candidate, Class, Explanation, Holding, LoadGuard,
+    MissCause, MissGroup, OwnerCaching, Reclaim, Remedy, SecondaryCache, SecondaryFate,
 };
 
-use crate::support::{audit, seed};
+use crate::support::{OwnedKey, audit, seed};
 
 pub(crate) const HOUR: Duration = Duration::from_secs(3600);
 /// Duration of a load.
@@ -298,15 +298,6 @@ fn blocks_that_find_no_capacity_are_named() {
     drop(pins);
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct OwnedKey(u16, u64);
-
-impl Key for OwnedKey {
-    fn owner(&self) -> OwnerId {
-        OwnerId::from_raw(self.0)
-    }
-}
-
 #[test]
 fn blocks_that_their_owner_does_not_cache_are_named() {
     let cache: Cache<OwnedKey, u64> =
@@ -317,7 +308,7 @@ fn blocks_that_their_owner_does_not_cache_are_named() {
     for _ in 0..5 {
         for (id, n) in (0..100).flat_map(|n| [(owner, n), (other, n)]) {
             let load = || Ok::<_, std::io::Error>(n);
-            cache.get_or_load_weighed(OwnedKey(id.get(), n), 1, STREAM, load).unwrap();
+            cache.get_or_load_weighed(OwnedKey(id, n), 1, STREAM, load).unwrap();
         }
     }
     let explanation = cache.explain(HOUR).unwrap();

@@ -127,23 +127,23 @@ fn another_task_of_the_thread_waits_for_an_async_loader() {
 
 #[test]
 fn async_loaders_borrow_and_are_abandoned_when_dropped() {
-    let cache: Cache<u64, String> = Cache::builder().max_entries(1000).build().unwrap();
-    let mut parts = vec!["ha".to_owned(), "lf".to_owned()];
+    let cache: Cache<u64, Vec<u8>> = Cache::builder().max_entries(1000).build().unwrap();
+    let mut parts = vec![vec![1], vec![2]];
     let whole = block_on(cache.get_or_load_async(1, async || {
-        parts.push("!".to_owned());
+        parts.push(vec![3]);
         Ok::<_, String>(parts.concat())
     }));
-    assert_eq!(*whole.unwrap(), "half!");
+    assert_eq!(*whole.unwrap(), [1, 2, 3]);
     assert_eq!(parts.len(), 3);
 
     let bell = Arc::new(Bell::default());
     let waker = Waker::from(bell);
-    let never = async || std::future::pending::<Result<String, String>>().await;
+    let never = async || std::future::pending::<Result<Vec<u8>, String>>().await;
     let mut dropped = Box::pin(cache.get_or_load_async(2, never));
     assert!(dropped.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
     drop(dropped);
     let again = block_on(cache.get_or_load_async(2, async || Ok::<_, String>(parts[0].clone())));
-    assert_eq!(*again.unwrap(), "ha");
+    assert_eq!(*again.unwrap(), [1]);
     audit(&cache);
 }
 

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use forebay_base::rng::SmallRng;
-use forebay_cache::{Builder, Cache, Key, Reclaim};
+use forebay_cache::{Builder, Cache, Key, OwnerId, Reclaim};
 
 /// A wait of this length means that something hangs. No time is measured by it.
 pub(crate) const LONG: Duration = Duration::from_secs(30);
@@ -64,6 +64,16 @@ pub(crate) fn join<T>(what: &str, thread: JoinHandle<T>) -> T {
 pub(crate) fn audit<K: Key, V: Send + Sync + 'static>(cache: &Cache<K, V>) {
     cache.drain_listener();
     cache.audit();
+}
+
+/// A key with an owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct OwnedKey(pub(crate) OwnerId, pub(crate) u64);
+
+impl Key for OwnedKey {
+    fn owner(&self) -> OwnerId {
+        self.0
+    }
 }
 
 /// Counts live values.

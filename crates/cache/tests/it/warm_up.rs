@@ -4,26 +4,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_cache::{
-    Attributes, Begin, Cache, Class, Key, OwnerCaching, OwnerId, Reclaim, WarmUpRefusal,
+    Attributes, Begin, Cache, Class, OwnerCaching, OwnerId, Reclaim, WarmUpRefusal,
 };
+
+use crate::support::OwnedKey;
 
 const WEIGHT: u64 = 1000;
 const CAPACITY: u64 = 160 * WEIGHT;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Owned(OwnerId, u64);
-
-impl Key for Owned {
-    fn owner(&self) -> OwnerId {
-        self.0
-    }
+fn key(number: u64) -> OwnedKey {
+    OwnedKey(OwnerId::NONE, number)
 }
 
-fn key(number: u64) -> Owned {
-    Owned(OwnerId::NONE, number)
-}
-
-fn cache() -> Cache<Owned, u64> {
+fn cache() -> Cache<OwnedKey, u64> {
     Cache::builder()
         .capacity(CAPACITY)
         .weigher(|_, _: &u64| WEIGHT)
@@ -162,7 +155,7 @@ fn warm_up_respects_owners_and_ends_with_the_cache() {
     let owner = cache.open_owner(OwnerCaching::Metadata).unwrap().into_id();
     let put = |class| {
         let attributes = Attributes { class, ..Attributes::DATA };
-        warm_up.put(Owned(owner, class as u64), 7, attributes, || true)
+        warm_up.put(OwnedKey(owner, class as u64), 7, attributes, || true)
     };
     assert_eq!(put(Class::Data), Err(WarmUpRefusal::ByOwner));
     assert_eq!(put(Class::Metadata), Ok(()));

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use forebay_io::Op;
 use forebay_io::fault::{Fault, FaultDevice, Rule};
-use forebay_l2::{ErrorKind, HybridCache, InsertError, L2Value, MemoryDevice, MemoryOptions};
+use forebay_l2::{ErrorKind, HybridCache, InsertError, MemoryDevice, MemoryOptions};
 
-use crate::support::{block_on, memory};
+use crate::support::{DropValue, block_on, memory};
 
 fn memory_device() -> Arc<MemoryDevice> {
     Arc::new(MemoryDevice::new("memory", 16 << 20, &MemoryOptions::default()).unwrap())
@@ -126,38 +126,20 @@ fn a_value_that_memory_cannot_hold_is_not_removed_unseen() {
 }
 
 thread_local! {
-    /// What a [`Nested`] changes in its drop.
+    /// What the value changes in its drop.
     static OTHER: RefCell<Option<HybridCache<u64, u64>>> = const { RefCell::new(None) };
-}
-
-/// A value whose drop changes another cache.
-struct Nested;
-
-impl Drop for Nested {
-    fn drop(&mut self) {
-        OTHER
-            .with_borrow(|other| other.iter().for_each(|other| assert!(other.remove(&1).unwrap())));
-    }
-}
-
-impl L2Value for Nested {
-    fn encoded_len(&self) -> usize {
-        0
-    }
-
-    fn encode(&self, _out: &mut [u8]) {}
-
-    fn decode(_bytes: &[u8]) -> Option<Self> {
-        Some(Self)
-    }
 }
 
 #[test]
 fn a_failed_removal_is_reported_although_the_value_changes_another_cache() {
     let faults = Arc::new(FaultDevice::new(memory(16 << 20), 7));
-    let cache = HybridCache::<u64, Nested>::builder(faults.clone()).capacity(1 << 20);
+    let cache = HybridCache::<u64, DropValue>::builder(faults.clone()).capacity(1 << 20);
     let cache = cache.without_writing_on_close().build().unwrap();
-    cache.insert(1, Nested).unwrap();
+    let change_other = || {
+        OTHER
+            .with_borrow(|other| other.iter().for_each(|other| assert!(other.remove(&1).unwrap())));
+    };
+    cache.insert(1, DropValue::new(1, change_other)).unwrap();
     cache.flush_to_device().unwrap();
     let other = HybridCache::<u64, u64>::builder(memory(16 << 20)).capacity(1 << 20);
     let other = other.build().unwrap();

@@ -9,7 +9,7 @@ use forebay_io::fault::{Fault, FaultDevice, Rule};
 use forebay_io::{Device, Op};
 use forebay_l2::{Codec, ErrorKind, Health, L2, L2Options};
 
-use crate::support::{Fixture, NumberCodec, Value, memory, options};
+use crate::support::{DropValue, Fixture, NumberCodec, Value, memory, options};
 
 type Slot<V> = Arc<Mutex<Option<Arc<L2<u64, V>>>>>;
 
@@ -102,62 +102,53 @@ fn the_writer_may_drop_the_last_reference() {
     fixture.cache.close();
 }
 
-/// Calls the L2 when dropped.
-struct CallbackValue {
-    key: u64,
-    l2: Arc<OnceLock<Weak<L2<u64, CallbackValue>>>>,
-    gone: Arc<AtomicBool>,
-}
-
-impl Drop for CallbackValue {
-    fn drop(&mut self) {
-        if let Some(l2) = self.l2.get().and_then(Weak::upgrade) {
-            // The first call takes the lock of the write queue, the second one that of the key's
-            // index partition.
-            let _ = l2.stats();
-            l2.forget(&self.key);
-        }
-        self.gone.store(true, Ordering::Release);
-    }
-}
-
 /// Makes the cache evict all values while a block is encoded.
-struct FlushingCodec(Arc<OnceLock<Weak<Cache<u64, CallbackValue>>>>);
+struct FlushingCodec(Arc<OnceLock<Weak<Cache<u64, DropValue>>>>);
 
-impl Codec<u64, CallbackValue> for FlushingCodec {
+impl Codec<u64, DropValue> for FlushingCodec {
     fn key_bytes(&self) -> usize {
         8
     }
     fn encode_key(&self, key: &u64, out: &mut [u8]) {
         NumberCodec.encode_key(key, out);
     }
-    fn encoded_len(&self, _: &CallbackValue) -> usize {
+    fn encoded_len(&self, _: &DropValue) -> usize {
         8
     }
-    fn encode(&self, value: &CallbackValue, out: &mut [u8]) {
+    fn encode(&self, value: &DropValue, out: &mut [u8]) {
         out.copy_from_slice(&value.key.to_le_bytes());
         if let Some(cache) = self.0.get().and_then(Weak::upgrade) {
             cache.clear();
         }
     }
-    fn decode(&self, _: &u64, _: &[u8]) -> Option<CallbackValue> {
+    fn decode(&self, _: &u64, _: &[u8]) -> Option<DropValue> {
         None
     }
 }
 
 #[test]
 fn value_drops_may_call_the_l2() {
-    let (cache_slot, level_slot) = (Arc::new(OnceLock::new()), Arc::new(OnceLock::new()));
+    let cache_slot = Arc::new(OnceLock::new());
+    let level_slot: Arc<OnceLock<Weak<L2<u64, DropValue>>>> = Arc::default();
     let options = L2Options { immutable_keys: true, ..options() };
     let codec = Arc::new(FlushingCodec(Arc::clone(&cache_slot)));
     let l2 = L2::create(memory(16 << 20), codec, &options).unwrap();
     level_slot.set(Arc::downgrade(&l2)).unwrap();
-    let cache = Cache::builder().capacity(1 << 20).weigher(|_, _: &CallbackValue| 64);
+    let cache = Cache::builder().capacity(1 << 20).weigher(|_, _: &DropValue| 64);
     let cache = cache.reclaim(Reclaim::Inline).secondary_cache(l2.clone()).build().unwrap();
     let cache = Arc::new(cache);
     let insert = |key| {
         let gone = Arc::new(AtomicBool::new(false));
-        let value = CallbackValue { key, l2: Arc::clone(&level_slot), gone: Arc::clone(&gone) };
+        let (l2, dropped) = (Arc::clone(&level_slot), Arc::clone(&gone));
+        let value = DropValue::new(key, move || {
+            if let Some(l2) = l2.get().and_then(Weak::upgrade) {
+                // The first call takes the lock of the write queue, the second one that of the
+                // key's index partition.
+                let _ = l2.stats();
+                l2.forget(&key);
+            }
+            dropped.store(true, Ordering::Release);
+        });
         assert!(cache.insert_with(key, value, Attributes::DATA).is_ok());
         gone
     };

@@ -10,7 +10,7 @@ use forebay_base::rng::SmallRng;
 use forebay_cache::{Attributes, Begin, Cache, Class, LoadError, Reclaim};
 use forebay_io::record::Image;
 use forebay_io::{Device, MemoryDevice, MemoryOptions, Request};
-use forebay_l2::{Codec, L2, L2Options};
+use forebay_l2::{Codec, L2, L2Options, L2Value};
 
 /// The owner of the tests' L2s.
 pub(crate) const OWNER: [u8; 16] = *b"owner of the L2s";
@@ -34,6 +34,37 @@ impl Value {
     pub(crate) fn check(&self, key: u64) {
         let right = Self::new(key, self.version, self.bytes.len());
         assert_eq!(*self, right, "the value of {key} is wrong");
+    }
+}
+
+/// A value that calls a function when it is dropped. One that the device returns does not. It is
+/// encoded as no bytes.
+pub(crate) struct DropValue {
+    pub(crate) key: u64,
+    on_drop: Option<Box<dyn Fn() + Send + Sync>>,
+}
+
+impl DropValue {
+    pub(crate) fn new(key: u64, on_drop: impl Fn() + Send + Sync + 'static) -> Self {
+        Self { key, on_drop: Some(Box::new(on_drop)) }
+    }
+}
+
+impl Drop for DropValue {
+    fn drop(&mut self) {
+        self.on_drop.iter().for_each(|on_drop| on_drop());
+    }
+}
+
+impl L2Value for DropValue {
+    fn encoded_len(&self) -> usize {
+        0
+    }
+
+    fn encode(&self, _out: &mut [u8]) {}
+
+    fn decode(_bytes: &[u8]) -> Option<Self> {
+        Some(Self { key: 0, on_drop: None })
     }
 }
 

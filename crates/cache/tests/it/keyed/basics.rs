@@ -115,12 +115,12 @@ fn keys_and_values_are_dropped_once() {
 
 #[test]
 fn remove_if_removes_what_is_wanted() {
-    let (builder, _) = inline::<&str, u64>(10);
+    let (builder, _) = inline::<String, u64>(10);
     let cache = builder.build().unwrap();
-    cache.insert("a", 1).unwrap();
-    assert!(cache.remove_if(&"a", |value| *value == 2).is_none());
-    assert!(cache.remove_if(&"b", |_| true).is_none());
-    assert_eq!(cache.remove_if(&"a", |value| *value == 1).as_deref(), Some(&1));
+    cache.insert("a".to_owned(), 1).unwrap();
+    assert!(cache.remove_if("a", |value| *value == 2).is_none());
+    assert!(cache.remove_if("b", |_| true).is_none());
+    assert_eq!(cache.remove_if("a", |value| *value == 1).as_deref(), Some(&1));
     assert!(cache.is_empty());
 }
 

@@ -216,17 +216,18 @@ fn a_refused_value_keeps_a_load_out() {
 
 #[test]
 fn a_value_that_is_too_heavy_comes_back() {
-    let cache = KeyedCache::<u64, Vec<u8>>::builder()
+    let cache = KeyedCache::<String, Vec<u8>>::builder()
         .capacity(100)
         .weigher(|_, value| value.len() as u64)
         .build()
         .unwrap();
+    let key = || "a".to_owned();
     for removed in [false, true] {
-        let refused = cache.entry(7).and_upsert_with(|_| vec![0; 200]).unwrap_err();
+        let refused = cache.entry(key()).and_upsert_with(|_| vec![0; 200]).unwrap_err();
         assert!(matches!(refused.reason, Refusal::TooHeavy { .. }), "{refused}");
         assert_eq!((refused.value.len(), refused.removed), (200, removed));
-        assert!(!cache.contains(&7));
-        cache.insert(7, vec![0; 10]).unwrap();
+        assert!(!cache.contains("a"));
+        cache.insert(key(), vec![0; 10]).unwrap();
     }
     audit(&cache);
 }

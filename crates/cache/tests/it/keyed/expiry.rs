@@ -105,12 +105,14 @@ fn an_entry_has_a_time_to_idle_of_its_own() {
 
 #[test]
 fn a_use_without_a_time_to_idle_lasts() {
-    let (builder, clock) = inline::<&str, AtomicBool>(10);
-    let idle = |_: &&str, is_idle: &AtomicBool| is_idle.load(Ordering::Relaxed).then_some(SECOND);
+    let (builder, clock) = inline::<String, u64>(10);
+    let changed = Arc::new(AtomicBool::new(true));
+    let idles = Arc::clone(&changed);
+    let idle = move |_: &String, _: &u64| idles.load(Ordering::Relaxed).then_some(SECOND);
     let cache = builder.idle_with(idle).build().unwrap();
-    cache.insert("a", AtomicBool::new(true)).unwrap();
+    cache.insert("a".to_owned(), 1).unwrap();
     for is_idle in [false, true] {
-        cache.peek("a").unwrap().store(is_idle, Ordering::Relaxed);
+        changed.store(is_idle, Ordering::Relaxed);
         assert!(cache.get("a").is_some());
         advance(&clock, 100 * SECOND);
         assert!(cache.contains("a"), "no use makes the life shorter");
@@ -190,7 +192,7 @@ fn the_listener_is_told_that_an_entry_has_expired_however_that_is_found() {
 #[test]
 fn a_held_value_outlives_its_time() {
     let live = Live::default();
-    let (builder, clock) = inline(10);
+    let (builder, clock) = inline::<u64, _>(10);
     let cache = builder.time_to_live(SECOND).build().unwrap();
     cache.insert(1, live.value(1)).unwrap();
     let held = cache.get_owned(&1).unwrap();

@@ -36,21 +36,23 @@ fn threads_that_ask_at_once_cause_one_load() {
 
 #[test]
 fn weights_are_learned() {
-    let cache = KeyedCache::<u64, Vec<u8>>::builder()
+    let cache = KeyedCache::<String, Vec<u8>>::builder()
         .capacity(10_000)
         .weigher(|_, value| value.len() as u64)
         .build()
         .unwrap();
+    let load = |key: u64, bytes| {
+        let value = || Ok::<_, std::io::Error>(vec![1; bytes]);
+        cache.get_or_load(key.to_string(), value).unwrap()
+    };
     for key in 0..1000 {
-        let loaded = cache.get_or_load(key, || Ok::<_, std::io::Error>(vec![1; 500])).unwrap();
-        assert!(loaded.into_owned().is_cached());
+        assert!(load(key, 500).into_owned().is_cached());
     }
-    let heavy = cache.get_or_load(5000, || Ok::<_, std::io::Error>(vec![1; 20_000])).unwrap();
+    let heavy = load(5000, 20_000);
     assert_eq!(heavy.len(), 20_000);
     assert!(!heavy.into_owned().is_cached());
     // A heavy value does not keep others out.
-    let loaded = cache.get_or_load(5001, || Ok::<_, std::io::Error>(vec![1; 500])).unwrap();
-    assert!(loaded.into_owned().is_cached());
+    assert!(load(5001, 500).into_owned().is_cached());
     assert!(cache.stats().resident_bytes() <= 10_200);
     audit(&cache);
 }
@@ -68,13 +70,13 @@ fn errors_are_returned_and_not_cached() {
 
 #[test]
 fn an_asynchronous_loader_may_borrow_and_be_dropped() {
-    let (builder, _) = inline::<String, usize>(10);
+    let (builder, _) = inline::<String, u64>(10);
     let cache = builder.build().unwrap();
     let page = "a page".to_owned();
-    let load = || async { Ok::<_, std::io::Error>(page.len()) };
+    let load = || async { Ok::<_, std::io::Error>(page.len() as u64) };
     assert_eq!(*block_on(cache.get_or_load_async("a".to_owned(), load)).unwrap(), 6);
     // A future that is dropped while it loads abandons the load.
-    let never = || std::future::pending::<Result<usize, std::io::Error>>();
+    let never = || std::future::pending::<Result<u64, std::io::Error>>();
     let mut future = Box::pin(cache.get_or_load_async("b".to_owned(), never));
     let waker = std::task::Waker::noop();
     assert!(future.as_mut().poll(&mut std::task::Context::from_waker(waker)).is_pending());
