@@ -1,11 +1,12 @@
 //! Runs steps one after another and counts their tests.
 //!
-//! Output is printed line by line and searched for the result lines of Rust's test harness. The
-//! first step that fails ends the run. The end of the run repeats its last lines, so that a reader
-//! of a long log finds the cause.
+//! Output is searched for the result lines of Rust's test harness. The first step that fails ends
+//! the run. The end of the run repeats its last lines, so that a reader of a long log finds the
+//! cause.
 //!
 //! Tests that wait for other processes leave the CPUs idle. So several binaries of a step run at
-//! once, and some steps run beside the next ones. Their output is held and printed afterwards.
+//! once, and some steps run beside the next ones. Their output is held and printed afterwards. That
+//! of a binary is also in a file while it runs, for a run that hangs or is killed.
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -28,7 +29,8 @@ const LAST_LINES: usize = 40;
 /// Binaries whose tests compute that run at once. One alone leaves CPUs idle while its last tests
 /// run, and while some of its tests wait.
 const COMPUTING: usize = 2;
-/// Test threads, however many cores there are, for tests that wait for other processes.
+/// Test threads, however many cores there are, for tests that wait for other processes or the
+/// kernel.
 const PROCESS_TEST_THREADS: &str = "6";
 /// A command that prints nothing for this long is killed, and its step fails.
 const OUTPUT_TIMEOUT: Duration = Duration::from_secs(900);
@@ -84,6 +86,8 @@ pub(crate) struct StepReport {
     pub(crate) last: VecDeque<String>,
     /// Its output so far, if it is to be printed later.
     held: Option<Vec<u8>>,
+    /// Gets what is held at once.
+    live: Option<fs::File>,
 }
 
 impl StepReport {
@@ -97,6 +101,7 @@ impl StepReport {
             skips: Vec::new(),
             last: VecDeque::new(),
             held: None,
+            live: None,
         }
     }
 
@@ -136,7 +141,10 @@ impl StepReport {
 
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         match &mut self.held {
-            Some(held) => held.write_all(bytes),
+            Some(held) => {
+                held.write_all(bytes)?;
+                self.live.as_mut().map_or(Ok(()), |live| live.write_all(bytes))
+            }
             None => io::stdout().write_all(bytes),
         }
     }
@@ -247,6 +255,12 @@ impl Runner {
         Runner { root: self.root.clone(), builds: Builds::default(), skips }
     }
 
+    /// The file with the output of a running binary.
+    fn output_of(&self, binary: &str) -> PathBuf {
+        let name = format!("output-{}-{}", std::process::id(), binary.replace(' ', "-"));
+        self.skips.with_file_name(name)
+    }
+
     /// Runs one step.
     fn step(&mut self, step: &Step, mut done: StepReport) -> io::Result<StepReport> {
         if let Some((need, Err(why))) = step.needs.map(|(need, missing)| (need, missing())) {
@@ -302,7 +316,7 @@ impl Runner {
         let start = Instant::now();
         let (waiting, mut computing): (Vec<_>, Vec<_>) =
             binaries.into_iter().partition(mostly_waits);
-        computing.sort_by_key(is_short);
+        computing.sort_by_key(place);
         let queue = |all: Vec<Binary>| Mutex::new(VecDeque::from(all));
         let (waiting, computing) = (queue(waiting), queue(computing));
         let queues = [&[&waiting][..], &[&computing; COMPUTING]].concat();
@@ -336,11 +350,19 @@ impl Runner {
         let next = || queue.lock().expect("no panic").pop_front();
         while let Some(binary) = next() {
             let name = binary.name();
-            println!("    {name} begins; its output follows when it has ended");
+            let live = self.output_of(&name);
+            let shown = live.display();
+            println!("    {name} begins; its output is in {shown}, and follows when it has ended");
             let mut held = StepReport::held(&step.name);
+            held.live = Some(fs::File::create(&live)?);
             held.write(format!("\n    {name} ({})\n", binary.path.display()).as_bytes())?;
-            self.binary(&binary, arguments, &step.environment, &mut held)?;
+            if let Err(error) = self.binary(&binary, arguments, &step.environment, &mut held) {
+                held.print_line(&format!("{name} cannot be run: {error}\n"))?;
+                held.tests.failed += 1;
+                held.ok = false;
+            }
             report.lock().expect("no panic").append(held)?;
+            fs::remove_file(&live)?;
         }
         Ok(())
     }
@@ -453,9 +475,10 @@ fn mostly_waits(binary: &Binary) -> bool {
     ["cli", "fuse"].contains(&binary.package.as_str()) && binary.target == "it"
 }
 
-/// Whether a binary begins after those that take long, so that none of these is the last one.
-fn is_short(binary: &Binary) -> (bool, bool) {
-    (binary.package != "sim", binary.target != "it")
+/// The place of a binary that computes: integration tests take longest, most of all those of
+/// `forebay-sim`, so they must not be the last ones.
+fn place(binary: &Binary) -> (bool, bool) {
+    (binary.target != "it", binary.package != "sim")
 }
 
 /// Reports a step whose tool is missing as skipped, or as failed if the tool is required.
@@ -532,6 +555,25 @@ mod tests {
     }
 
     #[test]
+    fn a_binary_that_cannot_be_run_is_named_and_the_others_run() {
+        let runner = fixture("missing");
+        let binary = |package: &str, path: &str| Binary {
+            package: package.to_owned(),
+            target: "it".to_owned(),
+            path: PathBuf::from(path),
+            folder: runner.root.clone(),
+        };
+        let binaries = vec![binary("pool", "/no/such/program"), binary("sim", "/bin/true")];
+        let mut done = StepReport::held("x");
+        let step = Step::tests("x", "", |_| true);
+        runner.binaries(&step, Some(binaries), &[], &mut done).unwrap();
+        assert_eq!((done.ok, done.counts()), (false, (1, 1)));
+        assert!(done.last.back().unwrap().starts_with("pool it cannot be run: "));
+        assert_eq!(fs::read_dir(&runner.root).unwrap().count(), 0, "no file is left");
+        fs::remove_dir_all(&runner.root).unwrap();
+    }
+
+    #[test]
     fn what_takes_long_begins_first() {
         let binary = |(package, target): (&str, &str)| Binary {
             package: package.to_owned(),
@@ -541,9 +583,9 @@ mod tests {
         };
         let names = [("base", "forebay_base"), ("fs", "it"), ("sim", "forebay_sim"), ("sim", "it")];
         let mut binaries = names.map(binary);
-        binaries.sort_by_key(is_short);
+        binaries.sort_by_key(place);
         let order = binaries.map(|binary| binary.name());
-        assert_eq!(order, ["sim it", "sim forebay_sim", "fs it", "base forebay_base"]);
+        assert_eq!(order, ["sim it", "fs it", "sim forebay_sim", "base forebay_base"]);
     }
 
     #[test]
@@ -574,7 +616,7 @@ mod tests {
         });
         // Each step waits for a process. By far before the last one, the first one has failed.
         let mut steps = vec![Step::xtask("broken", "--no-such-option").beside()];
-        steps.extend((0..40).map(|_| well()));
+        steps.extend((0..2000).map(|_| well()));
         steps.push(noted);
         assert!(!run(&runner.root, &steps, None).unwrap());
         assert!(!BEGAN.load(Ordering::Relaxed));
