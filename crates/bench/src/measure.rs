@@ -199,6 +199,13 @@ pub(crate) fn rss_bytes() -> u64 {
     pages.unwrap_or(0) * PAGE_BYTES
 }
 
+/// Bytes that this process has read from storage so far, which the page cache did not have. `None`
+/// if the kernel does not count them.
+pub(crate) fn storage_read_bytes() -> Option<u64> {
+    let io = std::fs::read_to_string("/proc/self/io").ok()?;
+    io.lines().find_map(|line| line.strip_prefix("read_bytes: "))?.parse().ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -132,6 +132,7 @@ fn opened(
     let scratch = Scratch::new(&args.folder, subject.name);
     let cache = subject.open(&HybridPlan {
         path: scratch.0.clone(),
+        direct: false,
         memory_bytes: args.memory,
         device_bytes: args.device,
         value_bytes: args.value_bytes as usize,

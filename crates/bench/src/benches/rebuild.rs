@@ -2,7 +2,8 @@
 //!
 //! A child process fills the device and is killed. Another opens it, asks for keys until one hits,
 //! and waits for the rebuild. The logs are in the page cache, so the rebuild itself is measured and
-//! not the medium.
+//! not the medium. With `--direct` they are not, and the rebuild reads them from the disk, as R4's
+//! did.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -10,9 +11,9 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use super::{interleave, lines};
-use crate::hybrids::{HybridPlan, Scratch, Subject, TieredCache};
+use crate::hybrids::{HybridPlan, Scratch, Subject, TieredCache, is_block_device};
 use crate::keys::XorShift;
-use crate::measure::{cpu_seconds, rss_bytes};
+use crate::measure::{cpu_seconds, rss_bytes, storage_read_bytes};
 use crate::options::{Common, Failure};
 use crate::report::plot::{Axis, Panel};
 use crate::report::{Against, Ratio, Record, Value, fold_all};
@@ -23,11 +24,13 @@ const OPEN_BYTES: u64 = 1 << 20;
 /// Number of lookups at the end.
 const SAMPLE: u64 = 20_000;
 const FILLED: &str = "filled";
-const FIGURES: [&str; 8] = [
+const FIGURES: [&str; 10] = [
     "first_hit_s",
     "full_s",
     "cpu_s",
     "entries_per_s",
+    "read_bytes",
+    "read_bytes_per_s",
     "bytes_per_entry",
     "found_share",
     "rss_bytes",
@@ -46,6 +49,15 @@ pub(crate) struct Args {
     /// Folder for the files of all subjects.
     #[arg(long, default_value_os_t = std::env::temp_dir())]
     pub(crate) folder: PathBuf,
+    /// Bypass the page cache, so that the rebuild reads the disk.
+    #[arg(long)]
+    pub(crate) direct: bool,
+    /// A block device, which all subjects use in turns instead of files.
+    #[arg(long, requires = "overwrite")]
+    pub(crate) device: Option<PathBuf>,
+    /// Overwrite the block device. All data on it is lost.
+    #[arg(long)]
+    pub(crate) overwrite: bool,
     /// Fill the device at this path in this process.
     #[arg(long, hide = true)]
     pub(crate) child_fill: Option<PathBuf>,
@@ -65,6 +77,7 @@ impl Args {
         let value_bytes = self.value_bytes as usize;
         HybridPlan {
             path: path.to_owned(),
+            direct: self.direct,
             memory_bytes: if fill { self.fill_bytes() } else { OPEN_BYTES },
             device_bytes: subject.device_bytes(self.entries, value_bytes),
             value_bytes,
@@ -95,8 +108,21 @@ pub(crate) fn run(common: &Common, args: &Args) -> Result<Vec<Record>, Failure> 
         }
         return Ok(Vec::new());
     }
+    check_device(args)?;
     let found = interleave(common.reps, subjects.len(), |i, _| one(common, args, &subjects[i]))?;
     Ok(fold_all(&found, &[RATIO]))
+}
+
+/// Checks that `--device` names a block device.
+fn check_device(args: &Args) -> Result<(), Failure> {
+    match &args.device {
+        Some(path) if !is_block_device(path) => Err(format!(
+            "cannot use --device {}: it is no block device; name one, or give --folder for files",
+            path.display()
+        )
+        .into()),
+        _ => Ok(()),
+    }
 }
 
 const RATIO: Ratio<'static> = Ratio {
@@ -108,13 +134,15 @@ const RATIO: Ratio<'static> = Ratio {
 /// Fills the device in one process, kills it, and opens the device in another.
 fn one(common: &Common, args: &Args, subject: &Subject) -> Result<Record, Failure> {
     let scratch = Scratch::new(&args.folder, subject.name);
+    let path = args.device.as_ref().unwrap_or(&scratch.0);
     let child = |how: &str| {
         let mut command = Command::new(std::env::current_exe()?);
-        command.arg(NAME).arg(format!("--{how}")).arg(&scratch.0);
+        command.arg(NAME).arg(format!("--{how}")).arg(path);
         command.arg(format!("--entries={}", args.entries));
         command.arg(format!("--value-bytes={}", args.value_bytes));
         command.arg(format!("--subjects={}", subject.name));
         command.arg(format!("--seed={}", common.seed));
+        command.args(args.direct.then_some("--direct"));
         command.stdout(Stdio::piped());
         Ok::<_, Failure>(command)
     };
@@ -140,7 +168,8 @@ fn one(common: &Common, args: &Args, subject: &Subject) -> Result<Record, Failur
     let text = String::from_utf8_lossy(&output.stdout);
     let mut record = Record::new(NAME, subject.name, crate::options::cpus())
         .param("entries", args.entries)
-        .param("value_bytes", args.value_bytes);
+        .param("value_bytes", args.value_bytes)
+        .param("direct", args.direct);
     for name in FIGURES {
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         if let Some(value) = line.and_then(|value| value.parse().ok()) {
@@ -170,6 +199,7 @@ fn reopened(
 ) -> Result<Vec<(&'static str, f64)>, Failure> {
     let plan = args.plan(common, subject, path, false);
     let mut rng = XorShift::new(common.seed);
+    let read_before = storage_read_bytes();
     let (rss_before, cpu_before, start) = (rss_bytes(), cpu_seconds(), Instant::now());
     let cache = subject.open(&plan)?;
     // Random keys, since the order of the rebuild is unknown.
@@ -180,6 +210,8 @@ fn reopened(
     cache.wait_rebuilt();
     let full_s = start.elapsed().as_secs_f64();
     let cpu_s = cpu_seconds() - cpu_before;
+    let read =
+        storage_read_bytes().zip(read_before).map_or(f64::NAN, |(now, then)| (now - then) as f64);
     let found = (0..SAMPLE).filter(|_| cache.get(rng.below(args.entries))).count();
     // Returns the memory that only the rebuild needed.
     forebay_base::memory::return_free_memory();
@@ -188,7 +220,8 @@ fn reopened(
     let index = cache.index_bytes().map_or(f64::NAN, |bytes| bytes as f64 / entries);
     let found_share = found as f64 / SAMPLE as f64;
     let rate = entries * found_share / full_s;
-    let values = [first_hit_s, full_s, cpu_s, rate, rss / entries, found_share, rss, index];
+    let times = [first_hit_s, full_s, cpu_s, rate, read, read / full_s];
+    let values = times.into_iter().chain([rss / entries, found_share, rss, index]);
     Ok(FIGURES.into_iter().zip(values).collect())
 }
 

@@ -6,8 +6,8 @@ use std::path::Path;
 use forebay_sim::cache::capacity::Capacity;
 
 use super::{
-    cached_read, create, device, evict, freeing, fsync, index, insight, keyed, memory, mirror,
-    overflow, pool_read, r5, restart, sim, strided_read, zap,
+    cached_read, create, device, evict, freeing, fsync, hybrid, index, insight, keyed, memory,
+    mirror, overflow, pool_read, r5, rebuild, restart, sim, strided_read, zap,
 };
 use crate::creates::Removals;
 use crate::keys::Distribution;
@@ -86,13 +86,8 @@ pub(crate) fn run(common: &Common) -> Result<Vec<Record>, Failure> {
     let (fill, storm) = records.split_at(records.len().saturating_sub(1));
     add("memory", fill.to_vec(), memory::panels(fill), "index_bytes_per_entry")?;
     add("memory --storm", storm.to_vec(), memory::panels(fill), "rss_to_bound")?;
-    for (name, records, panels, figure) in of_devices(&one, &two)? {
-        add(name, records, panels, figure)?;
-    }
-    for (name, records, panels, figure) in of_pools(&two)? {
-        add(name, records, panels, figure)?;
-    }
-    for (name, records, panels, figure) in of_policies(&one)? {
+    let parts = [of_devices(&one, &two)?, of_pools(&two)?, of_hybrids(&one)?, of_policies(&one)?];
+    for (name, records, panels, figure) in parts.into_iter().flatten() {
         add(name, records, panels, figure)?;
     }
     Ok(all)
@@ -118,6 +113,35 @@ fn of_policies(one: &Common) -> Result<Vec<Part>, Failure> {
     let records = keyed::run(one, &keyed::Args { entries: 100, factor: 4 })?;
     let panels = keyed::panels(&records);
     Ok(vec![r5, sim, ("keyed", records, panels, "ops_per_s")])
+}
+
+/// Benches of caches in memory and on a device.
+fn of_hybrids(one: &Common) -> Result<Vec<Part>, Failure> {
+    let args = rebuild::Args {
+        entries: 1000,
+        value_bytes: 64,
+        folder: std::env::temp_dir(),
+        direct: false,
+        device: None,
+        overwrite: false,
+        child_fill: None,
+        child_open: None,
+    };
+    let records = rebuild::run(one, &args)?;
+    let panels = rebuild::panels(&records);
+    let rebuild = ("rebuild", records, panels, "entries_per_s");
+    let args = hybrid::Args {
+        memory: 1 << 20,
+        device: 32 << 20,
+        value_bytes: 16_000,
+        rounds: 4,
+        pace: 0,
+        tasks: 0,
+        folder: std::env::temp_dir(),
+    };
+    let records = hybrid::run(one, &args)?;
+    let panels = hybrid::panels(&records);
+    Ok(vec![rebuild, ("hybrid", records, panels, "hit_ratio")])
 }
 
 /// Benches of devices.

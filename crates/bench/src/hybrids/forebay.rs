@@ -7,8 +7,8 @@ use forebay_io::{Direct, FileDevice, OpenOptions};
 use forebay_l2::HybridCache;
 
 use super::{
-    FoundCounts, FoundIn, HybridPlan, TaskRequests, TieredCache, check, runtime, sum_of_tasks,
-    value,
+    FoundCounts, FoundIn, HybridPlan, TaskRequests, TieredCache, check, is_block_device, runtime,
+    sum_of_tasks, value,
 };
 use crate::options::Failure;
 
@@ -54,11 +54,16 @@ impl Forebay {
     pub(super) fn open(plan: &HybridPlan) -> Result<Self, Failure> {
         let options = OpenOptions {
             create_bytes: Some(plan.device_bytes),
-            direct: Direct::Never,
+            min_bytes: plan.device_bytes,
+            direct: if plan.direct { Direct::Always } else { Direct::Never },
             ..OpenOptions::default()
         };
         let device = Arc::new(FileDevice::open(&plan.path, &options)?);
-        let cache = HybridCache::builder(device)
+        let mut builder = HybridCache::builder(device);
+        if plan.fill && is_block_device(&plan.path) {
+            builder = builder.recreate().force();
+        }
+        let cache = builder
             .name("forebay-bench")
             .capacity(plan.memory_bytes)
             .seed(plan.seed)

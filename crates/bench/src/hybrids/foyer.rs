@@ -1,18 +1,22 @@
-//! foyer's hybrid cache on a folder, with its own runtime.
+//! foyer's hybrid cache on a folder or a block device, with its own runtime.
 
 use std::convert::Infallible;
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ::foyer::{
-    BlockEngineConfig, DeviceBuilder, EvictionConfig, FsDeviceBuilder, HybridCache,
-    HybridCacheBuilder, HybridCachePolicy, LfuConfig, LruConfig, S3FifoConfig, Source,
+    BlockEngineConfig, Device, DeviceBuilder, EvictionConfig, FileDeviceBuilder, FsDeviceBuilder,
+    HybridCache, HybridCacheBuilder, HybridCachePolicy, LfuConfig, LruConfig, S3FifoConfig, Source,
 };
 use forebay_cache::Class;
 use tokio::runtime::Runtime;
 
 use super::{
-    FoundCounts, FoundIn, HybridPlan, TaskRequests, TieredCache, check, runtime, sum_of_tasks,
-    value,
+    FoundCounts, FoundIn, HybridPlan, TaskRequests, TieredCache, check, is_block_device, runtime,
+    sum_of_tasks, value,
 };
 use crate::options::Failure;
 
@@ -54,6 +58,32 @@ fn eviction(nth: usize) -> EvictionConfig {
     }
 }
 
+/// Its device: files in a folder, or a block device.
+fn device(plan: &HybridPlan) -> Result<Arc<dyn Device>, Failure> {
+    let bytes = plan.device_bytes as usize;
+    if !is_block_device(&plan.path) {
+        let files = FsDeviceBuilder::new(&plan.path).with_capacity(bytes).with_direct(plan.direct);
+        return Ok(files.build()?);
+    }
+    if plan.fill {
+        wipe(&plan.path, plan.device_bytes)?;
+    }
+    let file = FileDeviceBuilder::new(&plan.path).with_capacity(bytes).with_direct(plan.direct);
+    Ok(file.build()?)
+}
+
+/// Overwrites the first `bytes` of a block device with zeros, since foyer would find entries of an
+/// earlier run there.
+fn wipe(path: &Path, bytes: u64) -> Result<(), Failure> {
+    let zeros = vec![0; 1 << 20];
+    let mut device = OpenOptions::new().write(true).open(path)?;
+    for offset in (0..bytes).step_by(zeros.len()) {
+        let len = (bytes - offset).min(zeros.len() as u64) as usize;
+        device.write_all(&zeros[..len])?;
+    }
+    Ok(device.sync_all()?)
+}
+
 impl Foyer {
     pub(super) fn open(plan: &HybridPlan, nth: usize) -> Result<Self, Failure> {
         let runtime = runtime()?;
@@ -63,10 +93,8 @@ impl Foyer {
         };
         // The default block of 16 MiB would leave a small device with few blocks.
         let block = (plan.device_bytes / 64).clamp(1 << 20, 16 << 20) as usize;
+        let device = device(plan)?;
         let cache = runtime.block_on(async {
-            let device = FsDeviceBuilder::new(&plan.path)
-                .with_capacity(plan.device_bytes as usize)
-                .build()?;
             HybridCacheBuilder::new()
                 .with_name("forebay-bench")
                 .with_policy(policy)

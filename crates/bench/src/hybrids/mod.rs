@@ -1,12 +1,14 @@
 //! Caches in memory and on a device for `rebuild` and `hybrid`: Forebay's and foyer's.
 //!
 //! Values contain their keys, so that wrong values are detected. The files of all subjects are in
-//! one folder, go through the page cache, and are removed at the end.
+//! one folder and are removed at the end. They go through the page cache, unless the plan says
+//! otherwise. A plan may name a block device instead.
 
 mod forebay;
 #[cfg(feature = "peers")]
 mod foyer;
 
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -28,14 +30,16 @@ pub(crate) type FoundCounts = [u64; 3];
 /// Configuration of a cache that is made or reopened.
 #[derive(Clone, Debug)]
 pub(crate) struct HybridPlan {
-    /// Its file, or its folder.
+    /// Its file, its folder, or a block device.
     pub(crate) path: PathBuf,
+    /// Whether it bypasses the page cache.
+    pub(crate) direct: bool,
     /// Weight of values in memory.
     pub(crate) memory_bytes: u64,
     pub(crate) device_bytes: u64,
     pub(crate) value_bytes: usize,
-    /// Whether every value is written, and none is requested meanwhile.
-    #[cfg_attr(not(feature = "peers"), allow(dead_code, reason = "ours is filled as it is used"))]
+    /// Whether every value is written, and none is requested meanwhile. What a block device holds
+    /// is then lost.
     pub(crate) fill: bool,
     pub(crate) seed: u64,
 }
@@ -151,6 +155,11 @@ pub(crate) fn value(key: u64, bytes: usize) -> Vec<u8> {
 pub(crate) fn check(key: u64, value: &[u8]) {
     let found = value.first_chunk::<8>().map(|bytes| u64::from_le_bytes(*bytes));
     assert!(found == Some(key), "the value of key {key} belongs to {found:?}");
+}
+
+/// Whether a path names a block device.
+pub(crate) fn is_block_device(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|about| about.file_type().is_block_device())
 }
 
 /// A unique path in a folder, removed on drop.

@@ -22,7 +22,9 @@ fn every_bench_runs_small() {
         "strided-read",
         "device",
         "r5",
+        "rebuild",
         "restart",
+        "hybrid",
         "sim",
     ];
     for name in names {
@@ -78,6 +80,37 @@ fn a_trace_is_simulated_and_told() {
     std::fs::remove_dir_all(&folder).expect("the folder goes");
 }
 
+/// The rows of a bench that prints JSON.
+fn rows(args: &[&str]) -> Result<Vec<serde_json::Value>, String> {
+    let output = bench(args);
+    if !output.status.success() {
+        return Err(String::from_utf8_lossy(&output.stderr).into_owned());
+    }
+    let lines = String::from_utf8(output.stdout).expect("JSON is UTF-8");
+    Ok(lines.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect())
+}
+
+#[test]
+fn a_rebuild_with_direct_io_reads_the_disk() {
+    const ENTRIES: u64 = 4000;
+    /// Bytes of an entry in the log.
+    const RECORD_BYTES: u64 = 24;
+    let (entries, folder) = (ENTRIES.to_string(), env!("CARGO_TARGET_TMPDIR"));
+    let args = ["rebuild", "--json", "--reps", "1", "--subjects", "forebay", "--entries", &entries];
+    let rows = match rows(&[&args[..], &["--folder", folder, "--direct"]].concat()) {
+        Ok(rows) => rows,
+        Err(said) => {
+            assert!(said.contains("does not support direct I/O"), "{said}");
+            return;
+        }
+    };
+    assert_eq!(rows.len(), 1);
+    assert_eq!(rows[0]["direct"], true);
+    assert_eq!(rows[0]["found_share"].as_f64(), Some(1.0));
+    let read = rows[0]["read_bytes"].as_f64().expect("the kernel counts bytes read");
+    assert!(read >= (ENTRIES * RECORD_BYTES) as f64, "{read} bytes read");
+}
+
 #[test]
 fn wrong_input_is_explained() {
     for (args, word) in [
@@ -93,6 +126,8 @@ fn wrong_input_is_explained() {
         (&["sim", "--synthetic", "loop-2", "--policy", "nothing"][..], "forebay, "),
         (&["sim", "--synthetic", "loop-2", "--capacity", "0%"][..], "capacity"),
         (&["strided-read", "--subjects", "fio"][..], "unknown subject `fio`"),
+        (&["rebuild", "--device", "/dev/null"][..], "--overwrite"),
+        (&["rebuild", "--device", "/dev/null", "--overwrite"][..], "no block device"),
     ] {
         let output = bench(args);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
