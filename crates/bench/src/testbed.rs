@@ -1,7 +1,8 @@
 //! Testbeds: the devices, caches and pools of the pool benches.
 //!
 //! A testbed is made once per measurement. Its device is memory or a file, and its reads can be
-//! slowed down later. A new file is removed at the end. An existing file must not hold a pool.
+//! slowed down later. It may have an L2 device, whose reads are not. A new file is removed at the
+//! end. An existing file must not hold a pool.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -54,6 +55,21 @@ pub(crate) struct BackingArgs {
     pub(crate) overwrite: bool,
 }
 
+/// Options for an L2 device.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct L2Args {
+    /// Also measure with an L2 on this device: `mem`, a folder for a temporary file, or a file or
+    /// block device (`--overwrite`: even if it holds an L2).
+    #[arg(long, value_name = "mem|PATH", value_parser = Backing::parse)]
+    pub(crate) l2: Option<Backing>,
+    /// Size of the L2 device, unless it exists.
+    #[arg(long, default_value = "1GiB", value_parser = bytes, requires = "l2")]
+    pub(crate) l2_size: u64,
+    /// Fill the L2 from memory before the import, instead of beginning with an empty one.
+    #[arg(long, requires = "l2")]
+    pub(crate) l2_warm: bool,
+}
+
 /// Parses a number of bytes: digits, and `KiB`, `MiB`, `GiB` or their first letters.
 pub(crate) fn bytes(text: &str) -> Result<u64, String> {
     const UNITS: [(&str, u32); 6] =
@@ -93,10 +109,43 @@ pub(crate) struct TestBed {
     device: Arc<dyn Device>,
     /// The memory device is too large to be populated at the start.
     sparse: bool,
+    /// The L2 device of the pools.
+    l2: Option<Arc<dyn Device>>,
     seed: u64,
     overwrite: bool,
     // Dropped last.
-    _file: Option<TemporaryFile>,
+    files: Vec<TemporaryFile>,
+}
+
+/// A device of a testbed.
+struct Made {
+    device: Arc<dyn Device>,
+    /// The memory device is too large to be populated at the start.
+    sparse: bool,
+    file: Option<TemporaryFile>,
+}
+
+impl Made {
+    /// Makes a device called `name`. An existing file keeps its size.
+    fn new(backing: &Backing, size_bytes: u64, name: &str) -> Result<Self, Failure> {
+        match backing {
+            Backing::Memory => {
+                let sparse = size_bytes > forebay_base::memory::limit_bytes() / 2;
+                let options = MemoryOptions { populated: !sparse, ..MemoryOptions::default() };
+                let device = Arc::new(MemoryDevice::new(name, size_bytes, &options)?);
+                Ok(Self { device, sparse, file: None })
+            }
+            Backing::File(path) => Self::file(path.clone(), size_bytes),
+            Backing::Temporary(folder) => Self::file(temporary_path(folder), size_bytes),
+        }
+    }
+
+    fn file(path: PathBuf, size_bytes: u64) -> Result<Self, Failure> {
+        let file = TemporaryFile { ours: !path.exists(), path };
+        let options = OpenOptions { create_bytes: Some(size_bytes), ..OpenOptions::default() };
+        let device = Arc::new(FileDevice::open(&file.path, &options)?);
+        Ok(Self { device, sparse: false, file: Some(file) })
+    }
 }
 
 impl TestBed {
@@ -105,37 +154,35 @@ impl TestBed {
     /// # Errors
     /// If the device cannot be made.
     pub(crate) fn new(args: &BackingArgs, seed: u64) -> Result<Self, Failure> {
-        let size_bytes = args.device_size;
-        let mut sparse = false;
-        let (device, file): (Arc<dyn Device>, _) = match &args.device {
-            Backing::Memory => {
-                sparse = size_bytes > forebay_base::memory::limit_bytes() / 2;
-                let options = MemoryOptions { populated: !sparse, ..MemoryOptions::default() };
-                (Arc::new(MemoryDevice::new("bench", size_bytes, &options)?), None)
-            }
-            Backing::File(path) => Self::file(path.clone(), size_bytes)?,
-            Backing::Temporary(folder) => Self::file(temporary_path(folder), size_bytes)?,
-        };
-        let overwrite = args.overwrite;
-        let device_again = Arc::clone(&device);
-        Ok(Self { device: device_again, backing: device, sparse, seed, overwrite, _file: file })
+        let Made { device, sparse, file } = Made::new(&args.device, args.device_size, "bench")?;
+        let (files, overwrite) = (file.into_iter().collect(), args.overwrite);
+        let backing = Arc::clone(&device);
+        Ok(Self { backing, device, sparse, l2: None, seed, overwrite, files })
     }
 
-    fn file(
-        path: PathBuf,
-        size_bytes: u64,
-    ) -> Result<(Arc<dyn Device>, Option<TemporaryFile>), Failure> {
-        let file = TemporaryFile { ours: !path.exists(), path };
-        let options = OpenOptions { create_bytes: Some(size_bytes), ..OpenOptions::default() };
-        let device: Arc<dyn Device> = Arc::new(FileDevice::open(&file.path, &options)?);
-        Ok((device, Some(file)))
+    /// Adds an L2 on the device of these options to a pool of this testbed. Later imports use it
+    /// too.
+    ///
+    /// # Errors
+    /// If the device cannot be made, or the pool refuses it.
+    pub(crate) fn add_l2(&mut self, pool: &Pool, args: &L2Args) -> Result<(), Failure> {
+        let Some(backing) = &args.l2 else { return Ok(()) };
+        let Made { device, file, .. } = Made::new(backing, args.l2_size, "bench-l2")?;
+        self.files.extend(file);
+        pool.add_l2_device(Arc::clone(&device).into(), self.overwrite)?;
+        self.l2 = Some(device);
+        Ok(())
     }
 
-    /// The device's engine and mode, for the column `config`.
+    /// The devices' engines and modes, for the column `config`.
     pub(crate) fn config(&self) -> String {
-        let info = self.backing.info();
+        let mode = |device: &dyn Device| {
+            let info = device.info();
+            format!("{}, direct {}", info.engine, info.direct)
+        };
         let sparse = if self.sparse { ", sparse" } else { "" };
-        format!("{}, direct {}{sparse}", info.engine, info.direct)
+        let l2 = self.l2.as_ref().map(|l2| format!("; L2: {}", mode(&**l2))).unwrap_or_default();
+        format!("{}{sparse}{l2}", mode(&*self.backing))
     }
 
     /// Creates a pool.
@@ -157,7 +204,7 @@ impl TestBed {
         Ok(Pool::create(vec![Arc::clone(&self.device).into()], &options)?)
     }
 
-    /// Imports the exported pool.
+    /// Imports the exported pool, with its L2 device.
     ///
     /// # Errors
     /// If the import fails.
@@ -166,7 +213,8 @@ impl TestBed {
         cache: &Arc<BlockCache>,
         tunables: &[(String, String)],
     ) -> Result<Pool, Failure> {
-        self.import_with(cache, Vec::new(), tunables)
+        let l2_devices = self.l2.iter().map(|device| Arc::clone(device).into());
+        self.import_with(cache, l2_devices.collect(), tunables)
     }
 
     /// Imports the exported pool with L2 devices.

@@ -3,11 +3,12 @@
 //!
 //! With `--preload`, names exist before. The pool is then exported, and imported with the requested
 //! cache and slow reads. With `--cycle`, iterations of creates and destroys follow that import. The
-//! first ones show how long a cold cache slows them down.
+//! first ones show how long a cold cache slows them down. With `--l2`, there are subjects whose
+//! blocks go to an L2 when they leave memory, and come back from there at its own speed.
 
 use std::time::{Duration, Instant};
 
-use forebay_pool::DatasetSettings;
+use forebay_pool::{DatasetSettings, L2DeviceState, L2DeviceStats};
 
 use super::{interleave, lines};
 use crate::creates::{self, Bucket, CreateOptions, CreateResult, NO_LIMIT, Removals};
@@ -15,23 +16,50 @@ use crate::names::{FIRST_NAME, PoolConfig, Pooled};
 use crate::options::{Common, Failure};
 use crate::report::plot::{Axis, Panel};
 use crate::report::{Against, Ratio, Record, fold, fold_all};
-use crate::testbed::{self, BackingArgs};
+use crate::testbed::{self, BackingArgs, L2Args};
 
 const NAME: &str = "create";
 const BY_TIME: &str = "create-by-time";
 const CYCLE: &str = "create-cycle";
-const SUBJECTS: [&str; 3] = ["forebay", "no-change-buffer", "lru"];
+const LRU: &str = "lru";
+const SUBJECTS: [Subject; 5] = [
+    Subject::new("forebay"),
+    Subject { buffer: false, ..Subject::new("no-change-buffer") },
+    Subject { lru: true, ..Subject::new(LRU) },
+    Subject { l2: true, ..Subject::new("forebay-l2") },
+    Subject { l2: true, buffer: false, ..Subject::new("no-change-buffer-l2") },
+];
 const THREADS: [usize; 1] = [2];
 /// Size of the cache during the preload, in bytes.
 const PRELOAD_CACHE_BYTES: u64 = 2 << 30;
 /// Size of a dnode, in bytes.
 const DNODE_BYTES: u64 = 512;
 
+/// A pool in one configuration.
+#[derive(Clone, Copy, Debug)]
+struct Subject {
+    name: &'static str,
+    /// Whether new names may wait in change buffers.
+    buffer: bool,
+    /// Whether the cache is one LRU list.
+    lru: bool,
+    /// Whether the pool has an L2.
+    l2: bool,
+}
+
+impl Subject {
+    const fn new(name: &'static str) -> Self {
+        Self { name, buffer: true, lru: false, l2: false }
+    }
+}
+
 /// Options of `create`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
     pub(crate) backing: BackingArgs,
+    #[command(flatten)]
+    pub(crate) l2: L2Args,
     /// Names that are created before the measurement.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=1_000_000_000))]
     pub(crate) preload: u64,
@@ -101,7 +129,7 @@ fn tunable(text: &str) -> Result<(String, String), String> {
 
 /// Measures all subjects.
 pub(crate) fn run(common: &Common, args: &Args) -> Result<Vec<Record>, Failure> {
-    common.check_subjects(&SUBJECTS)?;
+    let subjects = wanted(common, args)?;
     let removed = args.cycle.saturating_mul(args.iteration);
     if args.removals == Removals::Random && removed > args.preload {
         let text = format!(
@@ -113,8 +141,7 @@ pub(crate) fn run(common: &Common, args: &Args) -> Result<Vec<Record>, Failure> 
     }
     let mut cells = Vec::new();
     for threads in common.threads_or(&THREADS)? {
-        let wanted = SUBJECTS.into_iter().filter(|subject| common.wants(subject));
-        cells.extend(wanted.map(|subject| (threads, subject)));
+        cells.extend(subjects.iter().map(|subject| (threads, *subject)));
     }
     // By cell and repetition.
     let mut details: Vec<Vec<Vec<Record>>> = vec![Vec::new(); cells.len()];
@@ -124,11 +151,37 @@ pub(crate) fn run(common: &Common, args: &Args) -> Result<Vec<Record>, Failure> 
         details[i].push(detail);
         Ok::<Record, Failure>(record)
     })?;
-    let against = Against::Subject("lru");
-    let ratio = Ratio { name: "ratio_to_lru", figure: "creates_per_s", against };
-    let mut records = if args.cycle == 0 { fold_all(&found, &[ratio]) } else { Vec::new() };
+    let mut records = if args.cycle == 0 { fold_all(&found, &ratios(args)) } else { Vec::new() };
     records.extend(details.iter().flat_map(|repetitions| by_time(repetitions)));
     Ok(records)
+}
+
+/// The requested subjects. Those with an L2 need its device.
+fn wanted(common: &Common, args: &Args) -> Result<Vec<Subject>, Failure> {
+    common.check_subjects(&SUBJECTS.map(|subject| subject.name))?;
+    let (has_l2, all) = (args.l2.l2.is_some(), common.subjects.is_empty());
+    let subjects = SUBJECTS.into_iter().filter(|subject| common.wants(subject.name));
+    let subjects: Vec<_> = subjects.filter(|subject| has_l2 || !subject.l2 || !all).collect();
+    if let Some(Subject { name, .. }) = subjects.iter().find(|subject| subject.l2 && !has_l2) {
+        let text = format!("subject `{name}` needs an L2 device; give `--l2 mem` or `--l2 PATH`");
+        return Err(text.into());
+    }
+    if args.l2.l2_warm && args.preload == 0 {
+        return Err("--l2-warm fills the L2 with preloaded names; give --preload".into());
+    }
+    Ok(subjects)
+}
+
+/// Ratios of creates per second: to LRU, and with an L2 to the subjects without one.
+fn ratios(args: &Args) -> Vec<Ratio<'static>> {
+    let to =
+        |name, subject| Ratio { name, figure: "creates_per_s", against: Against::Subject(subject) };
+    let mut ratios = vec![to("ratio_to_lru", LRU)];
+    if args.l2.l2.is_some() {
+        ratios.push(to("ratio_to_forebay", "forebay"));
+        ratios.push(to("ratio_to_no_change_buffer", "no-change-buffer"));
+    }
+    ratios
 }
 
 /// Medians of the repetitions' buckets, as long as all repetitions ran.
@@ -142,11 +195,11 @@ fn by_time(repetitions: &[Vec<Record>]) -> Vec<Record> {
 fn one(
     common: &Common,
     args: &Args,
-    subject: &'static str,
+    subject: Subject,
     threads: usize,
 ) -> Result<(Record, Vec<Record>), Failure> {
     let (pooled, leaf_bytes) = prepared(common, args, subject, threads)?;
-    let cache_bytes = pooled.cache.bound_bytes();
+    let (cache_bytes, subject) = (pooled.cache.bound_bytes(), subject.name);
     let record = Record::new(NAME, subject, threads)
         .param("preload", args.preload)
         .param("delay_ms", args.delay)
@@ -237,12 +290,44 @@ fn whole(
         let counted = counters.iter().filter(|c| (c.0, c.1) == (name, label)).map(|c| c.2);
         record = record.figure(figure, counted.sum::<u64>() as f64);
     }
+    let reads = counters.iter().filter(|counter| counter.0 == "reads").map(|counter| counter.2);
+    record = record.figure("device_reads", reads.sum::<u64>() as f64);
+    record = with_l2(record, l2_stats(pooled)?);
     if args.delay == 0 {
         // Reads all leaves.
         let (used, stored) = leaf_bytes_of(pooled)?;
         record = record.figure("leaf_fill", used as f64 / stored.max(1) as f64);
     }
     Ok(record)
+}
+
+/// Adds the figures of an L2.
+fn with_l2(record: Record, stats: Option<L2DeviceStats>) -> Record {
+    let Some(l2) = stats else { return record };
+    let warmed = l2.counters.iter().filter(|c| c.0 == "warmed").map(|c| c.2).sum::<u64>();
+    record
+        .figure("l2_hits", l2.hits as f64)
+        .figure("l2_lookups", l2.lookups as f64)
+        .figure("l2_warmed", warmed as f64)
+        .figure("l2_written_bytes", l2.written_bytes as f64)
+        .figure("l2_used_bytes", l2.used_bytes as f64)
+}
+
+/// Statistics of the L2, if the pool has one.
+///
+/// # Errors
+/// If the L2 has failed.
+fn l2_stats(pooled: &Pooled) -> Result<Option<L2DeviceStats>, Failure> {
+    let Some(device) = pooled.pool.l2_devices().into_iter().next() else { return Ok(None) };
+    match device.state {
+        L2DeviceState::Active | L2DeviceState::Rebuilding => Ok(device.stats),
+        state => Err(format!("the L2 on {} is not in use: {state:?}", device.path).into()),
+    }
+}
+
+/// Blocks that the L2 has served since the import; `None` if the pool has none.
+fn l2_hits(pooled: &Pooled) -> Result<Option<u64>, Failure> {
+    Ok(l2_stats(pooled)?.map(|stats| stats.hits))
 }
 
 fn row(subject: &str, threads: usize, bucket: &Bucket) -> Record {
@@ -260,7 +345,7 @@ fn row(subject: &str, threads: usize, bucket: &Bucket) -> Record {
 fn prepared(
     common: &Common,
     args: &Args,
-    subject: &str,
+    subject: Subject,
     threads: usize,
 ) -> Result<(Pooled, u64), Failure> {
     let cold = args.preload > 0 || args.cycle > 0;
@@ -268,18 +353,18 @@ fn prepared(
     let setting = PoolConfig {
         backing: &args.backing,
         cache_bytes,
-        plain_lru: subject == "lru",
+        plain_lru: subject.lru,
         pool_tunables: &args.tunables,
         copies: args.copies,
         seed: common.seed,
     };
-    let buffers = subject != "no-change-buffer";
-    let mut tunables = vec![("directory_buffer".to_owned(), buffers.to_string())];
+    let mut tunables = vec![("directory_buffer".to_owned(), subject.buffer.to_string())];
     // The last one counts: `--pool-tunable` can set it for all subjects.
     tunables.extend(args.tunables.iter().cloned());
     let setting = PoolConfig { pool_tunables: &tunables, ..setting };
     let mut pooled = Pooled::new(&setting)?;
     if !cold {
+        add_l2(&mut pooled, args, subject)?;
         return Ok((pooled, 0));
     }
     let names = FIRST_NAME..FIRST_NAME + args.preload;
@@ -288,11 +373,26 @@ fn prepared(
     let create = |pooled: &Pooled, number| options.create(pooled, number);
     creates::run(&pooled, threads, names, (bucket, NO_LIMIT), create)?;
     let (_, leaf_bytes) = leaf_bytes_of(&pooled)?;
+    if args.l2.l2_warm {
+        // The export writes to it what memory holds.
+        add_l2(&mut pooled, args, subject)?;
+    }
     let of_leaves = |times: f64| (times * leaf_bytes as f64) as u64;
     let cache_bytes = args.cache_leaves.map_or(args.cache, of_leaves);
     let delay = Duration::from_millis(args.delay);
     pooled = pooled.again(&PoolConfig { cache_bytes, ..setting }, (delay, args.reads_per_s))?;
+    if !args.l2.l2_warm {
+        add_l2(&mut pooled, args, subject)?;
+    }
     Ok((pooled, leaf_bytes))
+}
+
+/// Adds the L2 of a subject that has one.
+fn add_l2(pooled: &mut Pooled, args: &Args, subject: Subject) -> Result<(), Failure> {
+    match subject.l2 {
+        true => pooled.testbed.add_l2(&pooled.pool, &args.l2),
+        false => Ok(()),
+    }
 }
 
 /// Used bytes and stored bytes of all leaves.
@@ -328,7 +428,7 @@ fn cycle(
                 options.destroy(pooled, FIRST_NAME + number)
             }
         };
-        let begun = creates::waited_reads(pooled);
+        let (begun, l2_begun) = (creates::waited_reads(pooled), l2_hits(pooled)?);
         let created = creates::run(pooled, threads, names.clone(), (bucket, NO_LIMIT), create)?;
         let between = creates::waited_reads(pooled);
         let destroyed = creates::run(pooled, threads, names, (bucket, NO_LIMIT), destroy)?;
@@ -348,6 +448,8 @@ fn cycle(
             .figure("destroys_per_s", destroyed.ops_per_s())
             .figure("create_reads_waited_for", (between - begun) as f64)
             .figure("destroy_reads_waited_for", (ended - between) as f64);
+        let served = l2_hits(pooled)?.zip(l2_begun).map(|(now, then)| now - then);
+        let row = served.into_iter().fold(row, |row, hits| row.figure("l2_hits", hits as f64));
         rows.push(waits.into_iter().fold(row, |row, (figure, ns)| row.figure(figure, ns)));
     }
     let share = |row: Record| {

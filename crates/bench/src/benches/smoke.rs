@@ -15,7 +15,7 @@ use crate::options::{Common, Failure};
 use crate::report::plot::{self, Panel};
 use crate::report::{self, Record};
 use crate::subjects::Value;
-use crate::testbed::{Backing, BackingArgs};
+use crate::testbed::{Backing, BackingArgs, L2Args};
 
 const SECONDS: f64 = 0.02;
 const BLOCKS: u64 = 256;
@@ -184,6 +184,7 @@ fn of_pools(two: &Common) -> Result<Vec<Part>, Failure> {
             device_size: DEVICE_BYTES,
             overwrite: false,
         },
+        l2: L2Args { l2: Some(Backing::Memory), l2_size: CACHE_BYTES, l2_warm: true },
         preload: 2000,
         count: 2000,
         cache: CACHE_BYTES,

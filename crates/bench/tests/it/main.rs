@@ -112,6 +112,25 @@ fn a_rebuild_with_direct_io_reads_the_disk() {
 }
 
 #[test]
+fn an_l2_serves_what_memory_has_no_space_for() {
+    let pool = ["--device-size", "512MiB", "--preload", "40000", "--cache", "6MiB", "--delay", "1"];
+    let cycle = ["--cycle", "1", "--iteration", "500", "--removals", "random"];
+    let l2 = ["--l2", "mem", "--l2-size", "256MiB", "--l2-warm"];
+    let subjects = ["--subjects", "no-change-buffer,no-change-buffer-l2"];
+    let args = ["create", "--json", "--reps", "1"];
+    let rows = rows(&[&args[..], &pool, &cycle, &l2, &subjects].concat()).expect("the bench runs");
+    let of = |subject: &str| {
+        rows.iter().find(|row| row["subject"] == subject).expect("a row for each subject")
+    };
+    let waited =
+        |subject: &str| of(subject)["destroy_reads_waited_for"].as_f64().expect("a figure");
+    let (without, with) = (waited("no-change-buffer"), waited("no-change-buffer-l2"));
+    let hits = of("no-change-buffer-l2")["l2_hits"].as_f64().expect("a figure");
+    assert!(of("no-change-buffer")["l2_hits"].is_null());
+    assert!(hits > 0.0 && 2.0 * with < without, "{hits} hits, {with} of {without} reads");
+}
+
+#[test]
 fn wrong_input_is_explained() {
     for (args, word) in [
         (&["evict", "--subjects", "nothing"][..], "unknown subject `nothing`"),
@@ -126,6 +145,8 @@ fn wrong_input_is_explained() {
         (&["sim", "--synthetic", "loop-2", "--policy", "nothing"][..], "forebay, "),
         (&["sim", "--synthetic", "loop-2", "--capacity", "0%"][..], "capacity"),
         (&["strided-read", "--subjects", "fio"][..], "unknown subject `fio`"),
+        (&["create", "--subjects", "forebay-l2"][..], "--l2 mem"),
+        (&["create", "--l2", "mem", "--l2-warm"][..], "--preload"),
         (&["rebuild", "--device", "/dev/null"][..], "--overwrite"),
         (&["rebuild", "--device", "/dev/null", "--overwrite"][..], "no block device"),
     ] {
