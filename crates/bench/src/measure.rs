@@ -164,6 +164,17 @@ fn seconds_of(usage: &libc::rusage) -> f64 {
     seconds(usage.ru_utime) + seconds(usage.ru_stime)
 }
 
+/// System CPU seconds of this process so far.
+pub(crate) fn system_cpu_seconds() -> f64 {
+    let time = usage(libc::RUSAGE_SELF).ru_stime;
+    time.tv_sec as f64 + time.tv_usec as f64 / 1e6
+}
+
+/// Page faults of this process so far that needed no read from storage.
+pub(crate) fn page_faults() -> i64 {
+    usage(libc::RUSAGE_SELF).ru_minflt
+}
+
 /// Involuntary context switches of the calling thread.
 pub(crate) fn preemptions() -> i64 {
     usage(libc::RUSAGE_THREAD).ru_nivcsw

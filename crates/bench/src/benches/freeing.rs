@@ -6,19 +6,29 @@ use std::process::Command;
 
 use super::{interleave, panels_over_threads};
 use crate::freeing::{
-    EpochIndex, HashIndex, Index, MAX_BLOCK_BYTES, MIN_BLOCK_BYTES, SecondChanceCache, TreeIndex,
+    ArenaFreeing, EpochIndex, HashIndex, HeapFreeing, Index, MAX_BLOCK_BYTES, MIN_BLOCK_BYTES,
+    PagedFreeing, SecondChanceCache, TreeIndex, Walk,
 };
 use crate::keys::{Distribution, KeySpace, KeyStream};
 use crate::measure::{self, Limit, Sample, Worker};
 use crate::options::{Common, Failure};
 use crate::report::plot::Panel;
 use crate::report::{Against, Ratio, Record, fold_all};
-use crate::subjects::forebay::{ArenaFreeing, HeapFreeing};
 
 const NAME: &str = "freeing";
 const THREADS: [usize; 3] = [1, 2, 8];
-const SUBJECTS: [&str; 5] =
-    ["forebay", "forebay-heap", "btree-locked", "hash-immediate", "hash-epoch"];
+const SUBJECTS: [&str; 6] =
+    ["forebay", "forebay-heap", "forebay-paged", "btree-locked", "hash-immediate", "hash-epoch"];
+/// What a process that measures prints, in order.
+const FIGURES: [&str; 7] = [
+    "ops_per_s",
+    "hit_ratio",
+    "cpu_s",
+    "system_cpu_s",
+    "page_faults",
+    "peak_rss_bytes",
+    "resident_block_bytes",
+];
 
 /// Options of `freeing`.
 #[derive(Clone, Debug, clap::Args)]
@@ -35,9 +45,18 @@ pub(crate) struct Args {
     /// Distribution of the keys.
     #[arg(long, default_value = "zipf")]
     pub(crate) distribution: Distribution,
+    /// Read each block at offsets that depend on its key.
+    #[arg(long)]
+    pub(crate) spread: bool,
     /// Measure this subject in this process and print its figures.
     #[arg(long, hide = true)]
     pub(crate) child: Option<String>,
+}
+
+impl Args {
+    fn walk(&self) -> Walk {
+        if self.spread { Walk::SpreadOffsets } else { Walk::SameOffsets }
+    }
 }
 
 /// Measures all subjects, each in its own process.
@@ -79,45 +98,55 @@ fn in_child(
         .args(["--factor", &args.factor.to_string()])
         .args(["--operations", &args.operations.to_string()])
         .args(["--distribution", args.distribution.name()])
+        .args(args.spread.then_some("--spread"))
         .output()?;
     let text = String::from_utf8_lossy(&output.stdout);
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
         return Err(format!("the process that measures {subject} failed: {said}").into());
     }
-    let numbers: Result<Vec<f64>, _> = text.split_whitespace().map(str::parse).collect();
-    let [ops_per_s, hit_ratio, cpu_s, peak_rss_bytes, resident_bytes] = numbers?[..] else {
+    let numbers: Vec<f64> = text.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
+    if numbers.len() != FIGURES.len() {
         return Err(format!("the process that measures {subject} printed {text:?}").into());
-    };
-    Ok(Record::new(NAME, subject, threads)
+    }
+    let record = Record::new(NAME, subject, threads)
         .param("distribution", args.distribution.name())
-        .param("capacity_bytes", args.capacity_mib << 20)
-        .figure("ops_per_s", ops_per_s)
-        .figure("hit_ratio", hit_ratio)
-        .figure("cpu_s", cpu_s)
-        .figure("cpu_ns_per_op", cpu_s * 1e9 / args.operations as f64)
-        .figure("peak_rss_bytes", peak_rss_bytes)
-        .figure("resident_block_bytes", resident_bytes))
+        .param("spread", args.spread)
+        .param("capacity_bytes", args.capacity_mib << 20);
+    let figures = FIGURES.into_iter().zip(numbers);
+    let record = figures.fold(record, |record, (name, value)| record.figure(name, value));
+    let cpu_s = record.number("cpu_s").unwrap_or(0.0);
+    Ok(record.figure("cpu_ns_per_op", cpu_s * 1e9 / args.operations as f64))
 }
 
-/// The figures of one measurement, in the order in which `in_child` reads them.
+/// The figures of one measurement.
 fn child_line(
     common: &Common,
     args: &Args,
     subject: &str,
     threads: usize,
 ) -> Result<String, Failure> {
-    let capacity = args.capacity_mib << 20;
-    let (sample, resident) = match subject {
-        "forebay" => load(&ArenaFreeing::new(capacity), common, args, threads),
-        "forebay-heap" => load(&HeapFreeing::new(capacity), common, args, threads),
+    let (capacity, walk) = (args.capacity_mib << 20, args.walk());
+    let loaded = match subject {
+        "forebay" => load(&ArenaFreeing::new(capacity, walk), common, args, threads),
+        "forebay-heap" => load(&HeapFreeing::new(capacity, walk), common, args, threads),
+        "forebay-paged" => load(&PagedFreeing::new(capacity, walk), common, args, threads),
         "btree-locked" => second_chance::<TreeIndex>(common, args, capacity, threads),
         "hash-immediate" => second_chance::<HashIndex>(common, args, capacity, threads),
         "hash-epoch" => second_chance::<EpochIndex>(common, args, capacity, threads),
         other => return Err(format!("unknown subject `{other}`").into()),
     };
-    let (speed, hits) = (sample.ops_per_s(), sample.hit_ratio());
-    Ok(format!("{speed} {hits} {} {} {resident}", sample.cpu_s, measure::peak_rss_bytes()))
+    let sample = loaded.sample;
+    let values = [
+        sample.ops_per_s(),
+        sample.hit_ratio(),
+        sample.cpu_s,
+        loaded.system_cpu_s,
+        loaded.page_faults as f64,
+        measure::peak_rss_bytes() as f64,
+        loaded.resident_bytes as f64,
+    ];
+    Ok(values.map(|value| value.to_string()).join(" "))
 }
 
 /// A cache that makes and inserts missing blocks.
@@ -151,24 +180,34 @@ impl<S: Freeing> Worker for FreeingWorker<'_, S> {
     }
 }
 
-fn second_chance<I: Index>(
-    common: &Common,
-    args: &Args,
-    capacity: u64,
-    threads: usize,
-) -> (Sample, u64) {
-    load(&SecondChanceCache::<I>::new(capacity), common, args, threads)
+/// What the load did, and what it cost the process.
+struct Loaded {
+    sample: Sample,
+    system_cpu_s: f64,
+    page_faults: i64,
+    /// Bytes of resident blocks at its end.
+    resident_bytes: u64,
 }
 
-/// Runs the load on a cache. Returns the sample and the resident bytes at its end.
-fn load<S: Freeing>(cache: &S, common: &Common, args: &Args, threads: usize) -> (Sample, u64) {
+fn second_chance<I: Index>(common: &Common, args: &Args, capacity: u64, threads: usize) -> Loaded {
+    load(&SecondChanceCache::<I>::new(capacity, args.walk()), common, args, threads)
+}
+
+/// Runs the load on a cache.
+fn load<S: Freeing>(cache: &S, common: &Common, args: &Args, threads: usize) -> Loaded {
     let mean_block = (MIN_BLOCK_BYTES + MAX_BLOCK_BYTES) / 2;
     let blocks = (args.capacity_mib << 20) * args.factor / mean_block;
     let keys = KeySpace::new(args.distribution, blocks, common.seed);
     let make = |thread| FreeingWorker { cache, keys: keys.stream(thread, threads, common.seed) };
     let each = Limit::Operations(args.operations / threads as u64);
+    let (system_before, faults_before) = (measure::system_cpu_seconds(), measure::page_faults());
     let sample = measure::run(threads, each, make, || {});
-    (sample, cache.bytes())
+    Loaded {
+        sample,
+        system_cpu_s: measure::system_cpu_seconds() - system_before,
+        page_faults: measure::page_faults() - faults_before,
+        resident_bytes: cache.bytes(),
+    }
 }
 
 /// Throughput and peak memory over threads.

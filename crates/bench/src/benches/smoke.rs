@@ -68,6 +68,7 @@ pub(crate) fn run(common: &Common) -> Result<Vec<Record>, Failure> {
         factor: 4,
         operations: 5000,
         distribution: Distribution::Zipf,
+        spread: true,
         child: None,
     };
     let records = freeing::run(&two, &args)?;

@@ -9,6 +9,7 @@
 //! Locking: a queue's lock and an index's lock are never held together.
 
 mod epoch_index;
+mod forebay;
 mod locked_index;
 
 use std::collections::VecDeque;
@@ -20,6 +21,7 @@ use crate::blocks::fill;
 use crate::keys::scramble;
 
 pub(crate) use epoch_index::EpochIndex;
+pub(crate) use forebay::{ArenaFreeing, HeapFreeing, PagedFreeing};
 pub(crate) use locked_index::{HashIndex, TreeIndex};
 
 /// Smallest and largest block: R3's metadata buffers.
@@ -34,25 +36,52 @@ pub(crate) fn block_bytes(key: u64) -> usize {
     (MIN_BLOCK_BYTES + scramble(key) % steps * STEP) as usize
 }
 
-/// Uses a block: reads a byte of every 512, like a walk through a metadata buffer.
+/// Bytes from one byte that a hit reads to the next.
+pub(crate) const STRIDE: usize = 512;
+
+/// Where a hit reads a byte of every [`STRIDE`], like a walk through a metadata buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Walk {
+    /// At the same offsets in each block. If all blocks begin at page boundaries, an eighth of the
+    /// sets of a CPU's cache has all of these bytes.
+    SameOffsets,
+    /// At offsets that depend on the key.
+    SpreadOffsets,
+}
+
+impl Walk {
+    /// The offset of the first byte in the block of a key.
+    #[inline]
+    pub(crate) fn first(self, key: u64) -> usize {
+        const LINE_BYTES: usize = 64;
+        match self {
+            Self::SameOffsets => 0,
+            Self::SpreadOffsets => scramble(key) as usize % (STRIDE / LINE_BYTES) * LINE_BYTES,
+        }
+    }
+}
+
+/// Uses a block, or a page of it: reads a byte of every [`STRIDE`] from `first` on.
 #[inline]
-pub(crate) fn use_block(bytes: &[u8]) -> u64 {
-    const STRIDE: usize = 512;
-    bytes.iter().step_by(STRIDE).fold(0, |sum, byte| sum + u64::from(*byte))
+pub(crate) fn use_block(bytes: &[u8], first: usize) -> u64 {
+    let read = bytes.get(first..).unwrap_or_default().iter().step_by(STRIDE);
+    read.fold(0, |sum, byte| sum + u64::from(*byte))
 }
 
 /// A block with its second-chance mark.
 pub(crate) struct Block {
     bytes: Box<[u8]>,
+    /// Where a hit begins to read.
+    first: usize,
     used: AtomicBool,
 }
 
 impl Block {
     /// A block with its content.
-    pub(crate) fn new(key: u64) -> Self {
+    pub(crate) fn new(key: u64, walk: Walk) -> Self {
         let mut bytes = vec![0u8; block_bytes(key)].into_boxed_slice();
         fill(&mut bytes, key);
-        Self { bytes, used: AtomicBool::new(false) }
+        Self { bytes, first: walk.first(key), used: AtomicBool::new(false) }
     }
 
     /// Uses and marks the block.
@@ -61,7 +90,7 @@ impl Block {
         if !self.used.load(Relaxed) {
             self.used.store(true, Relaxed);
         }
-        use_block(&self.bytes)
+        use_block(&self.bytes, self.first)
     }
 }
 
@@ -110,6 +139,7 @@ struct Total(AtomicU64);
 /// The cache around an index.
 pub(crate) struct SecondChanceCache<I> {
     index: I,
+    walk: Walk,
     capacity_bytes: u64,
     bytes: Total,
     queues: [Queue; QUEUES],
@@ -117,10 +147,11 @@ pub(crate) struct SecondChanceCache<I> {
 
 impl<I: Index> SecondChanceCache<I> {
     /// An empty cache of `capacity_bytes`.
-    pub(crate) fn new(capacity_bytes: u64) -> Self {
+    pub(crate) fn new(capacity_bytes: u64, walk: Walk) -> Self {
         let blocks = capacity_bytes / MIN_BLOCK_BYTES;
         Self {
             index: I::with_capacity(blocks as usize),
+            walk,
             capacity_bytes,
             bytes: Total(AtomicU64::new(0)),
             queues: std::array::from_fn(|_| Queue(Mutex::named("freeing queue", VecDeque::new()))),
@@ -133,7 +164,7 @@ impl<I: Index> SecondChanceCache<I> {
             std::hint::black_box(sum);
             return true;
         }
-        let block = Block::new(key);
+        let block = Block::new(key, self.walk);
         let bytes = block.bytes.len() as u64;
         if self.index.insert(key, block) {
             let queue = scramble(key) as usize % QUEUES;
@@ -180,7 +211,7 @@ mod tests {
 
     fn stress<I: Index>() {
         const CAPACITY: u64 = 1 << 20;
-        let cache = SecondChanceCache::<I>::new(CAPACITY);
+        let cache = SecondChanceCache::<I>::new(CAPACITY, Walk::SpreadOffsets);
         let hits: u64 = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..4)
                 .map(|thread| {
@@ -211,6 +242,26 @@ mod tests {
             }
         }
         assert_eq!(listed, bytes);
+    }
+
+    #[test]
+    fn each_walk_reads_as_many_bytes() {
+        // The byte at an offset is one more than its line.
+        let block: Vec<u8> = (0..MAX_BLOCK_BYTES).map(|at| (at / 64) as u8 + 1).collect();
+        let mut firsts = Vec::new();
+        for key in 0..100 {
+            let bytes = &block[..block_bytes(key)];
+            let lines = |first: usize| (first..bytes.len()).step_by(STRIDE).map(|at| at / 64 + 1);
+            for walk in [Walk::SameOffsets, Walk::SpreadOffsets] {
+                let first = walk.first(key);
+                assert_eq!(lines(first).count(), bytes.len() / STRIDE);
+                assert_eq!(use_block(bytes, first), lines(first).sum::<usize>() as u64);
+            }
+            firsts.push(Walk::SpreadOffsets.first(key));
+        }
+        firsts.sort_unstable();
+        firsts.dedup();
+        assert_eq!(firsts, [0, 64, 128, 192, 256, 320, 384, 448]);
     }
 
     #[test]

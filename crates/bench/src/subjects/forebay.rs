@@ -9,10 +9,8 @@ use super::{
     BlockUse, EvictSubject, Inserter, ReadBlocks, ReadPlan, ReadSubject, Reader, Value,
     run_readers, touch, touch_block,
 };
-use crate::benches::freeing::Freeing;
 use crate::benches::r5::BlockClass;
 use crate::blocks::{BLOCK_BYTES, fill};
-use crate::freeing::{block_bytes, use_block};
 use crate::keys::KeyStream;
 use crate::measure::Worker;
 use crate::options::Failure;
@@ -210,68 +208,6 @@ pub(crate) fn r5_cache(capacity: u64, seed: u64) -> impl FnMut(u64, BlockClass) 
             let _ = cache.insert_with(key, (), attributes);
         }
         hit
-    }
-}
-
-/// A cache of arena blocks for `freeing`.
-pub(crate) struct ArenaFreeing {
-    arena: Arc<Arena>,
-    cache: Cache<u64, Buffer>,
-}
-
-impl ArenaFreeing {
-    /// An empty cache of `capacity_bytes`.
-    pub(crate) fn new(capacity_bytes: u64) -> Self {
-        // Pinned blocks and blocks in transit exceed the capacity.
-        let arena = arena(capacity_bytes + capacity_bytes / 4 + (8 << 20));
-        let builder = Cache::builder().capacity(capacity_bytes);
-        Self { arena, cache: built(builder.weigher(|_, b: &Buffer| b.len() as u64)) }
-    }
-}
-
-impl Freeing for ArenaFreeing {
-    fn get_or_insert(&self, key: u64) -> bool {
-        if let Some(block) = self.cache.get(&key) {
-            std::hint::black_box(use_block(&block));
-            return true;
-        }
-        if let Ok(mut block) = self.arena.alloc(block_bytes(key)) {
-            fill(&mut block, key);
-            let _ = self.cache.insert(key, block);
-        }
-        false
-    }
-
-    fn bytes(&self) -> u64 {
-        self.cache.stats().resident_bytes()
-    }
-}
-
-/// A cache of heap blocks for `freeing`.
-pub(crate) struct HeapFreeing(Cache<u64, Box<[u8]>>);
-
-impl HeapFreeing {
-    /// An empty cache of `capacity_bytes`.
-    pub(crate) fn new(capacity_bytes: u64) -> Self {
-        let builder = Cache::<u64, Box<[u8]>>::builder().capacity(capacity_bytes);
-        Self(built(builder.weigher(|_, block| block.len() as u64)))
-    }
-}
-
-impl Freeing for HeapFreeing {
-    fn get_or_insert(&self, key: u64) -> bool {
-        if let Some(block) = self.0.get(&key) {
-            std::hint::black_box(use_block(&block));
-            return true;
-        }
-        let mut block = vec![0u8; block_bytes(key)].into_boxed_slice();
-        fill(&mut block, key);
-        let _ = self.0.insert(key, block);
-        false
-    }
-
-    fn bytes(&self) -> u64 {
-        self.0.stats().resident_bytes()
     }
 }
 
