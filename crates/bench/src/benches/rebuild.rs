@@ -5,10 +5,12 @@
 //! not the medium. With `--direct` they are not, and the rebuild reads them from the disk, as R4's
 //! did.
 
+use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::{interleave, lines};
 use crate::hybrids::{HybridPlan, Scratch, Subject, TieredCache, is_block_device};
@@ -24,6 +26,9 @@ const OPEN_BYTES: u64 = 1 << 20;
 /// Number of lookups at the end.
 const SAMPLE: u64 = 20_000;
 const FILLED: &str = "filled";
+/// How long, and how often, a block device is looked at that a killed process had open.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
+const RELEASE_LOOK: Duration = Duration::from_millis(10);
 const FIGURES: [&str; 10] = [
     "first_hit_s",
     "full_s",
@@ -154,6 +159,7 @@ fn one(common: &Common, args: &Args, subject: &Subject) -> Result<Record, Failur
     // The process still has everything open.
     filler.kill()?;
     filler.wait()?;
+    wait_released(path);
     if said.trim() != FILLED {
         return Err(
             format!("cannot fill the device of {}; its error is above", subject.name).into()
@@ -177,6 +183,16 @@ fn one(common: &Common, args: &Args, subject: &Subject) -> Result<Record, Failur
         }
     }
     Ok(record)
+}
+
+/// Waits until the kernel has closed a block device for a killed process, which it does later if
+/// io_uring used it. Gives up after some seconds: the next open says why it fails.
+fn wait_released(path: &Path) {
+    let exclusive = || OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(path);
+    let begun = Instant::now();
+    while is_block_device(path) && exclusive().is_err() && begun.elapsed() < RELEASE_TIMEOUT {
+        std::thread::sleep(RELEASE_LOOK);
+    }
 }
 
 /// Fills the device, reports it, and waits to be killed.

@@ -94,7 +94,7 @@ fn rows(args: &[&str]) -> Result<Vec<serde_json::Value>, String> {
 fn a_rebuild_with_direct_io_reads_the_disk() {
     const ENTRIES: u64 = 4000;
     /// Bytes of an entry in the log.
-    const RECORD_BYTES: u64 = 24;
+    const RECORD_BYTES: u64 = 16;
     let (entries, folder) = (ENTRIES.to_string(), env!("CARGO_TARGET_TMPDIR"));
     let args = ["rebuild", "--json", "--reps", "1", "--subjects", "forebay", "--entries", &entries];
     let rows = match rows(&[&args[..], &["--folder", folder, "--direct"]].concat()) {
