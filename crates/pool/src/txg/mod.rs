@@ -463,6 +463,15 @@ impl Txgs {
         Ok(txg)
     }
 
+    /// Waits until the txg is durable that was closed last: if one is being written, until that
+    /// has ended. The calling thread must not have a hold.
+    ///
+    /// # Errors
+    /// As [`wait_synced`](Self::wait_synced).
+    pub(crate) fn wait_closed(&self) -> Result<()> {
+        self.wait_synced(self.open_txg() - 1)
+    }
+
     /// Returns the open txg, which may be closed before the caller uses the number.
     pub fn open_txg(&self) -> u64 {
         self.state.lock().open

@@ -41,6 +41,20 @@ fn txgs_follow_one_another() {
 }
 
 #[test]
+fn who_waits_for_the_closed_txg_does_not_wait_for_the_open_one() {
+    let txgs = txgs(small());
+    txgs.begin().unwrap().dirty(5);
+    txgs.wait_closed().expect("none is being written");
+    let txg = txgs.quiesce().unwrap();
+    let waiter = thread::spawn({
+        let txgs = txgs.clone();
+        move || txgs.wait_closed().map(|()| txgs.synced_txg()).unwrap()
+    });
+    txgs.synced(txg);
+    assert_eq!((waiter.join().unwrap(), txgs.open_txg()), (txg, txg + 1));
+}
+
+#[test]
 fn a_txg_waits_for_its_holds_and_the_next_one_for_the_txg() {
     let txgs = txgs(small());
     let hold = txgs.begin().unwrap();

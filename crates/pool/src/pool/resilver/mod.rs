@@ -258,16 +258,24 @@ impl PoolInner {
                 Err(SliceEnd::Failed(error) | SliceEnd::Ended(error)) => return Err(error),
                 ended => ended.is_ok(),
             };
-        if !complete || resilverer.lost > 0 {
-            return Ok(false);
+        match complete && resilverer.lost == 0 {
+            true => self.caught_up(until, began).map(|()| true),
+            false => Ok(false),
         }
+    }
+
+    /// All blocks of txgs up to `until` were found or rewritten. From now on devices miss nothing
+    /// older, unless a flush or a device has failed since the walk began.
+    fn caught_up(&self, until: u64, began: Conditions) -> Result<()> {
+        // A block that waited is left out if the tree of a txg that is being written has it no
+        // more. A crash may undo that txg: no label may call a device whole before it is durable.
+        self.txgs.wait_closed()?;
         if Conditions::now(&self.devices) != began {
             // What was rewritten may be lost, so the devices still miss it.
-            return Ok(true);
+            return Ok(());
         }
         self.devices.caught_up(until, began.flush_failures)?;
-        self.txgs.sync_now()?;
-        Ok(true)
+        self.txgs.sync_now().map(drop)
     }
 }
 

@@ -1,14 +1,16 @@
-//! Resilvers under want of memory.
+//! Resilvers under want of memory, and beside a group that cannot be written.
 
 use forebay_base::arena::Buffer;
 use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
+use forebay_io::fault::{Fault, FaultDevice, Rule};
 use forebay_io::{Decorator, Device, MemoryDevice, MemoryOptions, Op, Request};
 
+use super::Conditions;
 use crate::format::Compression;
 use crate::{
-    AttachOptions, BlockCache, BlockCacheOptions, CreateOptions, DatasetSettings, ImportOptions,
-    Pool,
+    AttachOptions, BlockCache, BlockCacheOptions, CreateOptions, DatasetSettings, ErrorKind,
+    ImportOptions, NewVdev, Pool,
 };
 
 const MIB: u64 = 1 << 20;
@@ -135,5 +137,40 @@ fn no_block_is_left_out_once_memory_runs_out() {
         assert!(found == content(record), "record {record}");
     }
     drop(object);
+    pool.export().expect("exported");
+}
+
+/// Its last visits may have left out what that group frees, and a crash may undo the group.
+#[test]
+fn no_device_is_whole_while_a_group_that_was_closed_is_not_durable() {
+    let (old, back, cache) = (memory("old"), memory("back"), cache());
+    let mirror = NewVdev::Mirror(vec![Arc::clone(&old).into(), Arc::clone(&back).into()]);
+    let options = CreateOptions::new("tank", Arc::clone(&cache));
+    let pool = Pool::create_tree(vec![mirror], &options).expect("a pool");
+    pool.create_dataset("data", &DatasetSettings::default()).expect("a dataset");
+    pool.export().expect("exported");
+    // A group without the other side, which is back then.
+    let options = ImportOptions::new(cache);
+    let pool = Pool::import(vec![Arc::clone(&old).into()], &options).expect("a whole side");
+    pool.sync().expect("a group");
+    pool.export().expect("exported");
+    let fault = Arc::new(FaultDevice::new(old, 7));
+    let sides = vec![(Arc::clone(&fault) as Arc<dyn Device>).into(), back.into()];
+    let pool = Pool::import(sides, &options).expect("both");
+    let inner = &pool.inner;
+    inner.txgs.sync_now().expect("what the side misses ends with this group");
+    let (until, began) = (inner.txgs.synced_txg(), Conditions::now(&inner.devices));
+    fault.add(Rule::new(Fault::Error(5)).on(Op::Write).within(MIB / 4..SIZE - MIB / 4));
+    let error = inner.txgs.sync_now().expect_err("it cannot be written");
+    assert_eq!(error.kind(), ErrorKind::Suspended, "{error}");
+    let error = inner.caught_up(until, began).expect_err("the group is not durable");
+    assert_eq!(error.kind(), ErrorKind::Suspended, "{error}");
+    assert!(inner.devices.missed_from().is_some(), "the side counts as whole");
+    fault.clear();
+    pool.clear().expect("the device works");
+    // A clear distrusts what was flushed before.
+    let began = Conditions::now(&inner.devices);
+    inner.caught_up(until, began).expect("the group is durable");
+    assert!(inner.devices.missed_from().is_none(), "the side misses nothing any more");
     pool.export().expect("exported");
 }

@@ -1,8 +1,7 @@
 //! Walks all blocks of a pool that are older than the walk, beside commits.
 //!
-//! The walk holds no lock and is no reader. It goes in slices: a slice takes the newest trees,
-//! descends to the [`Bookmark`], and goes on from there. So it never follows pointers that are much
-//! older than the newest transaction group.
+//! The walk holds no lock and is no reader. It goes in slices: a slice takes the newest trees and
+//! goes on at the [`Bookmark`]. So it follows no pointers that are much older than the newest txg.
 //!
 //! # Order
 //!
@@ -18,6 +17,8 @@
 //! - A block counts as damaged only if it is still part of the newest tree after the failed read
 //!   ([`find`]). If not, it was freed and its space was reused; the slice ends, and the next one
 //!   takes the newest tree.
+//! - At its end, the trees that it has used are durable, or the pool has failed: space maps, locked
+//!   during a commit, come last. [Later](PoolInner::visit_later) visits may use newer trees.
 //! - Only [`PoolInner::heal`] writes, protected by [`Heals`](crate::store::heals::Heals).
 //!
 //! Locking: `space` and `datasets` for a look; `space` once for each metaslab, never during I/O.

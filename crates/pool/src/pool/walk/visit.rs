@@ -18,7 +18,8 @@ pub(super) enum Visited {
 }
 
 impl PoolInner {
-    /// Visits a block that the visitor has postponed, unless it was freed meanwhile.
+    /// Visits a block that the visitor has postponed, unless it was freed meanwhile: maybe by a txg
+    /// that is not durable yet.
     ///
     /// # Errors
     /// As [`Visitor::block`].
