@@ -13,6 +13,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use forebay_base::clock::{Clock, SystemClock};
+
 use super::counters::TxgCounters;
 use super::{TxgState, TxgStop, Txgs, holds};
 use crate::error::{Error, ErrorKind, Result};
@@ -21,7 +23,7 @@ use crate::error::{Error, ErrorKind, Result};
 const PATIENT_INTERVALS: u32 = 8;
 
 /// Interval at which a thread that waits for the end of a suspension asks whether to give up.
-const GIVE_UP_INTERVAL: Duration = Duration::from_millis(250);
+pub(super) const GIVE_UP_INTERVAL: Duration = Duration::from_millis(250);
 
 /// How a wait for devices has ended that did not answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -265,13 +267,29 @@ impl Txgs {
                 }
                 ended = DevicesWait::Back;
             }
-            let mut state = self.state.lock();
+            self.wait_interval()?;
+        }
+        Ok(ended)
+    }
+
+    /// Waits for one interval, however many txgs become durable meanwhile.
+    ///
+    /// # Errors
+    /// As [`wait_resumed`](Self::wait_resumed).
+    fn wait_interval(&self) -> Result<()> {
+        let clock = SystemClock::new();
+        let mut state = self.state.lock();
+        loop {
             if !state.may_resume() {
                 state.check_running()?;
             }
-            self.durable.wait_timeout(&mut state, GIVE_UP_INTERVAL);
+            let passed = Duration::from_nanos(clock.now_ns());
+            let Some(left) = GIVE_UP_INTERVAL.checked_sub(passed).filter(|left| !left.is_zero())
+            else {
+                return Ok(());
+            };
+            self.durable.wait_timeout(&mut state, left);
         }
-        Ok(ended)
     }
 
     /// Ends a suspension: a txg has become durable. Called under `txg-state`.

@@ -1,13 +1,15 @@
 #![allow(clippy::disallowed_methods, reason = "plain threads for a test")]
 
 use std::thread;
+use std::time::Duration;
 
-use forebay_base::clock::{ManualClock, SystemClock};
+use forebay_base::clock::{Clock, ManualClock, SystemClock};
 use forebay_base::sync::Arc;
 use proptest::prelude::*;
 
+use super::suspension::GIVE_UP_INTERVAL;
 use super::throttle::ThrottleBounds;
-use super::{TxgCounters, TxgTunables, Txgs, Wake};
+use super::{DevicesWait, TxgCounters, TxgTunables, Txgs, Wake};
 use crate::error::{Error, ErrorKind};
 use crate::wait::Wait;
 
@@ -186,6 +188,23 @@ fn a_wait_for_devices_inside_a_change_is_caught() {
     let txgs = txgs(small());
     let _hold = txgs.begin().unwrap();
     let _ = txgs.wait_for_devices(&|| true);
+}
+
+/// A device that is busy may need some time to answer, and each commit wakes who waits.
+#[test]
+fn commits_do_not_shorten_the_wait_for_a_device() {
+    let (txgs, clock) = (txgs(small()), SystemClock::new());
+    let waiter = thread::spawn({
+        let txgs = txgs.clone();
+        move || txgs.wait_while_silent(DevicesWait::Durable, &|| false, &|| false)
+    });
+    while !waiter.is_finished() {
+        commit(&txgs);
+        thread::yield_now();
+    }
+    assert_eq!(waiter.join().unwrap().unwrap(), DevicesWait::Durable);
+    let waited = Duration::from_nanos(clock.now_ns());
+    assert!(waited >= GIVE_UP_INTERVAL / 2, "{waited:?}");
 }
 
 #[test]
