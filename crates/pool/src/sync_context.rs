@@ -3,7 +3,7 @@
 
 use forebay_base::arena::Buffer;
 
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::format::BlockPtrPhys;
 use crate::store::barrier::Pause;
 use crate::store::codec::Sealed;
@@ -107,6 +107,39 @@ impl<'a> SyncContext<'a> {
         }
         self.allocated = self.allocated.saturating_sub(self.cost(ptr));
         self.store.free(ptr, self.space)
+    }
+
+    /// As [`free`](Self::free). Of a gang whose pieces are not known, because it is damaged, the
+    /// space is leaked, and counted.
+    pub(crate) fn free_or_leak(&mut self, ptr: &BlockPtrPhys) -> Result<()> {
+        if ptr.is_preallocated() {
+            return self.free(ptr);
+        }
+        self.allocated = self.allocated.saturating_sub(self.cost(ptr));
+        self.or_leak(|ctx| ctx.store.free(ptr, ctx.space)).map(drop)
+    }
+
+    /// Runs a step that reads what is to be freed. Returns `None` and counts a leak if it is
+    /// damaged: that must not stop the pool. While no device answers that may have it, and while
+    /// memory is short, the step is repeated after the pause.
+    ///
+    /// # Errors
+    /// As [`Store::repeat`].
+    pub(crate) fn or_leak<T>(
+        &mut self,
+        mut step: impl FnMut(&mut Self) -> Result<T>,
+    ) -> Result<Option<T>> {
+        let is_damage = |error: &Error| {
+            matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Device) && !error.is_gone()
+        };
+        let (store, pause) = (self.store, self.pause);
+        store.repeat(pause, || match step(self) {
+            Err(error) if is_damage(&error) => {
+                self.leak();
+                Ok(None)
+            }
+            read => read.map(Some),
+        })
     }
 
     /// Counts an unreadable tree, or part of one, that cannot be freed: its space is leaked.

@@ -562,31 +562,20 @@ fn store_indirect(
     ctx.write_new(trimmed, &props)
 }
 
-/// Frees the block that a pointer points to and everything beneath it. Blocks that cannot be read
-/// are leaked and counted: a damaged block must not stop the pool.
+/// Frees the block that a pointer points to and everything beneath it. Damaged blocks are leaked
+/// and counted: they must not stop the pool. If no device answers that may have a block, the commit
+/// pauses: nothing is leaked because a device was away.
 pub(crate) fn free_tree(ctx: &mut SyncContext<'_>, ptr: &BlockPtrPhys) -> Result<()> {
     if ptr.is_null() {
         return Ok(());
     }
     if ptr.level > 0 && !ptr.is_hole() {
-        for child in or_leak(ctx, read_children(ctx.store, ptr))?.unwrap_or_default() {
+        let children = ctx.or_leak(|ctx| read_children(ctx.store, ptr))?;
+        for child in children.unwrap_or_default() {
             free_tree(ctx, &child)?;
         }
     }
-    let freed = ctx.free(ptr);
-    or_leak(ctx, freed).map(|_| ())
-}
-
-/// Turns an unreadable block into `None` and counts a leak.
-fn or_leak<T>(ctx: &SyncContext<'_>, read: Result<T>) -> Result<Option<T>> {
-    match read {
-        Ok(read) => Ok(Some(read)),
-        Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Device) => {
-            ctx.leak();
-            Ok(None)
-        }
-        Err(error) => Err(error),
-    }
+    ctx.free_or_leak(ptr)
 }
 
 /// Callback of a walk over a tree. Gets a pointer and the number of the first block beneath it.

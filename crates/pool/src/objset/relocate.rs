@@ -14,7 +14,7 @@ use zerocopy::IntoBytes;
 
 use super::dnodes::{dnode_at, put_dnode};
 use super::{Objset, Weak, shard_of};
-use crate::error::{ErrorKind, Result};
+use crate::error::Result;
 use crate::format::{BlockKind, BlockPtrPhys, Compression, DNODES_PER_BLOCK, ObjsetPhys};
 use crate::object::DataFields;
 use crate::object::tree::{self, Tree};
@@ -155,11 +155,8 @@ fn rewrite(
         cache: Some(attributes),
     };
     let new = ctx.write_new(changed, &props)?;
-    match ctx.free(ptr) {
-        // A gang whose gang blocks were not written.
-        Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Device) => ctx.leak(),
-        freed => freed?,
-    }
+    // The blocks of a gang may not have been written.
+    ctx.free_or_leak(ptr)?;
     Ok(new)
 }
 

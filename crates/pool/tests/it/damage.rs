@@ -12,6 +12,7 @@ use forebay_pool::{BlockCache, Dataset, DatasetSettings, ErrorKind, Object, Pool
 use crate::common::{MIB, cache, check, create, import, memory};
 
 const RECORD: u64 = 4096;
+const ENODEV: i32 = 19;
 /// Records that fill an indirect block.
 const FULL: u64 = 512;
 
@@ -132,6 +133,28 @@ impl Damaged {
         let leaked = counters.iter().find(|(name, ..)| *name == "trees_leaked");
         leaked.expect("the counter").2
     }
+}
+
+/// Its device is gone when a group frees the object, and comes back.
+#[test]
+fn a_device_that_is_away_leaks_nothing_of_what_is_freed() {
+    let fixture = Damaged::new();
+    fixture.pool.set_tunable("txg_timeout_ms", "100000").expect("a tunable");
+    fixture.faulty.clear();
+    fixture.cache.cache().clear();
+    // All else that a commit reads is in memory then.
+    fixture.write_other();
+    fixture.pool.sync().expect("a txg");
+    let tx = fixture.pool.begin().expect("space");
+    fixture.data.destroy(&tx, fixture.damaged).expect("it exists");
+    drop(tx);
+    fixture.faulty.add(Rule::new(Fault::Error(ENODEV)));
+    let error = fixture.pool.sync().expect_err("its device is gone");
+    assert_eq!(error.kind(), ErrorKind::Suspended, "{error}");
+    fixture.faulty.clear();
+    fixture.pool.clear().expect("it is back");
+    assert_eq!(fixture.leaks(), 0);
+    check(&fixture.pool);
 }
 
 #[test]
