@@ -202,12 +202,19 @@ impl Pool {
     /// transaction group is durable, with all changes that it had when the pool was suspended. Does
     /// nothing if the pool is not suspended. A device that is gone is opened again first, if it was
     /// opened by a path and no other one stands in for it. If the step fails once more because of
-    /// such a device, all that is repeated, a few times.
+    /// such a device, all that is repeated, a few times. Starts a resilver again that the
+    /// suspension has ended.
     ///
     /// # Errors
     /// [`ErrorKind::Suspended`] with the new cause if a device still fails, or if the pool was
     /// suspended for another reason than a device. Then the pool stays suspended.
     pub fn clear(&self) -> Result<()> {
+        self.end_suspension()?;
+        self.resume_resilver();
+        Ok(())
+    }
+
+    fn end_suspension(&self) -> Result<()> {
         let _clearing = self.inner.clearing.lock();
         for _ in 1..CLEAR_TRIES {
             let reopened = self.inner.reopen_gone()?;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use forebay_base::rng::SmallRng;
 use forebay_io::fault::{Crash, Fault, Rule};
 use forebay_io::{Device, FileDevice, Op, OpenOptions};
+use forebay_pool::format::label::LABEL_BYTES;
 use forebay_pool::{
     AttachOptions, CreateOptions, ErrorKind, ImportOptions, LeafState, NewVdev, Opened, Pool,
 };
@@ -162,6 +163,32 @@ fn a_resilver_that_an_export_interrupts_starts_over() {
     assert!(!pool.start_resilver().expect("nothing is missed"));
     pool.export().expect("exported");
     verify_alone(&sides, number, 800, 1);
+}
+
+#[test]
+fn a_resilver_that_a_suspension_has_ended_goes_on_after_a_clear() {
+    let sides = Sides::new();
+    let pool = sides.create();
+    let number = fill(&pool, 100);
+    pool.export().expect("exported");
+    let devices = sides.devices();
+    let pool = import(&[&devices[0]]).expect("a whole side");
+    overwrite(&pool, number, 100, 1);
+    pool.export().expect("exported");
+    let pool = import(&[&devices[0], &devices[1]]).expect("both");
+    assert_eq!(states(&pool), [LeafState::Online, LeafState::Degraded]);
+    let blocks = LABEL_BYTES..SIZE - LABEL_BYTES;
+    sides.faults[0].add(Rule::new(Fault::Error(EIO)).on(Op::Write).within(blocks));
+    pool.sync().expect_err("no whole side takes a block");
+    assert!(pool.start_resilver().expect("there is something to do"));
+    pool.wait_resilver();
+    assert_eq!(states(&pool), [LeafState::Online, LeafState::Degraded]);
+    sides.faults[0].clear();
+    pool.clear().expect("the side works");
+    let status = pool.wait_resilver();
+    assert_eq!(states(&pool), [LeafState::Online; 2], "{status:?}");
+    pool.export().expect("exported");
+    verify_alone(&sides, number, 100, 1);
 }
 
 #[test]

@@ -96,6 +96,8 @@ struct Run {
     status: ResilverStatus,
     /// Whether a device came back meanwhile, so that another walk is necessary.
     again: bool,
+    /// Whether a suspension of the pool has ended it.
+    suspended: bool,
 }
 
 impl Resilvers {
@@ -151,6 +153,7 @@ impl Pool {
                 return Ok(true);
             }
             run.status = ResilverStatus { is_active: true, ..ResilverStatus::default() };
+            run.suspended = false;
         }
         let worker = Arc::clone(inner);
         let spawned = thread::spawn_named("forebay-resilver", move || worker.run_resilver());
@@ -163,6 +166,14 @@ impl Pool {
         // It has ended its work.
         before.map(JoinHandle::join);
         Ok(true)
+    }
+
+    /// Starts the resilver again that the suspension has ended, after a clear.
+    pub(super) fn resume_resilver(&self) {
+        let was_suspended = self.inner.resilver.run.lock().suspended;
+        if was_suspended && let Err(error) = self.start_resilver() {
+            tracing::warn!(pool = self.name(), %error, "the resilver does not go on");
+        }
     }
 
     /// Progress of the newest resilver.
@@ -214,9 +225,15 @@ impl PoolInner {
                 Ok(_) => tracing::info!(pool, "resilver ended a walk"),
                 Err(error) => tracing::error!(pool, %error, "resilver failed"),
             }
+            let is_suspended =
+                matches!(&walked, Err(error) if error.kind() == ErrorKind::Suspended);
+            // Before it looks whether the pool was cleared: a clear that does not see it has ended
+            // the suspension already.
+            self.resilver.run.lock().suspended = is_suspended;
+            let is_cleared = is_suspended && self.txgs.suspension().is_none();
             let mut run = self.resilver.run.lock();
             rounds += 1;
-            let may_go_on = matches!(walked, Ok(true)) && rounds < ROUNDS_MAX;
+            let may_go_on = (matches!(walked, Ok(true)) || is_cleared) && rounds < ROUNDS_MAX;
             // Requests that came meanwhile count anew.
             if std::mem::take(&mut run.again) {
                 rounds = 0;
