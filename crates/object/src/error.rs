@@ -74,7 +74,7 @@ pub enum Error {
         reason: String,
     },
     /// A request failed, for longer than it is retried.
-    #[error("{store} fails at object {key}: {source}. Check endpoint, network and credentials")]
+    #[error("{store} fails at object {key}: {source}. {}", way_out(.source))]
     Store {
         /// The store.
         store: String,
@@ -109,6 +109,15 @@ impl Error {
             Self::Store { source, .. } => source.kind() == StoreErrorKind::NotFound,
             _ => false,
         }
+    }
+}
+
+/// What to do about a request that keeps failing.
+fn way_out(source: &StoreError) -> &'static str {
+    match source.kind() {
+        // The failure itself says what to set.
+        StoreErrorKind::ClockSkew => "Then try again",
+        _ => "Check endpoint, network and credentials",
     }
 }
 

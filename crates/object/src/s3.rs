@@ -38,6 +38,11 @@ const SLOW_DOWN: [&str; 3] = ["503 Service Unavailable", "429 Too Many Requests"
 /// The code of S3's answer if there is no such object.
 const NO_SUCH_KEY: &str = "<Code>NoSuchKey</Code>";
 
+/// The code of S3's answer if the time of a request differs from the store's by 15 minutes or more.
+const CLOCK_SKEW: &str = "<Code>RequestTimeTooSkewed</Code>";
+/// What to do about it. The store's own clock may be the wrong one.
+const SET_CLOCK: &str = "set the clock of this machine, or of the server if that one is wrong";
+
 /// Variables of the endpoint, and of the region.
 const ENDPOINTS: [&str; 3] = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"];
 const REGIONS: [&str; 2] = ["AWS_REGION", "AWS_DEFAULT_REGION"];
@@ -157,11 +162,15 @@ fn failure(error: object_store::Error) -> StoreError {
         // Any other 404 is of a proxy, or of a missing bucket. It says nothing of the key.
         NotFound { .. } if text.contains(NO_SUCH_KEY) => StoreErrorKind::NotFound,
         AlreadyExists { .. } | Precondition { .. } => StoreErrorKind::Condition,
+        _ if text.contains(CLOCK_SKEW) => StoreErrorKind::ClockSkew,
         PermissionDenied { .. } | Unauthenticated { .. } => StoreErrorKind::Denied,
         _ if SLOW_DOWN.iter().any(|sign| text.contains(sign)) => StoreErrorKind::SlowDown,
         _ => StoreErrorKind::Other,
     };
     let mut told = detail(&text);
+    if kind == StoreErrorKind::ClockSkew {
+        told = format!("{}: {SET_CLOCK}", told.trim_end_matches('.'));
+    }
     // That of a connection says only at its root what has failed.
     if let Some(root) = root(&error).filter(|root| !text.contains(root)) {
         told.push_str(": ");
@@ -175,13 +184,18 @@ fn failure(error: object_store::Error) -> StoreError {
 fn detail(text: &str) -> String {
     let element = |name: &str| {
         let (_, rest) = text.split_once(&format!("<{name}>"))?;
-        Some(rest.split_once('<')?.0)
+        // Ceph has an empty message.
+        Some(rest.split_once('<')?.0).filter(|text| !text.trim().is_empty())
     };
     let status = text.split_once("status code: ").and_then(|(_, rest)| rest.split(": ").next());
     let told = match (status, element("Code")) {
         (Some(status), Some(code)) => {
             let parts = [Some(status), Some(code), element("Message")];
-            parts.into_iter().flatten().collect::<Vec<_>>().join(": ")
+            let mut told = parts.into_iter().flatten().collect::<Vec<_>>().join(": ");
+            if let (Some(request), Some(store)) = (element("RequestTime"), element("ServerTime")) {
+                told = format!("{} ({request} here, {store} there)", told.trim_end_matches('.'));
+            }
+            told
         }
         // No answer, or none of S3.
         _ => text.to_owned(),
@@ -313,6 +327,7 @@ impl ObjectStore for S3 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::At;
 
     /// A store at this endpoint, for somebody whom no server knows.
     fn s3_at(endpoint: &str, prefix: String) -> S3 {
@@ -370,8 +385,8 @@ mod tests {
         assert_eq!(kind_of_404(bucket).await, StoreErrorKind::Other);
     }
 
-    #[tokio::test]
-    async fn a_refusal_tells_the_code_and_no_credentials() {
+    /// What a put says when a server answers 403 with `answer`.
+    async fn refusal(answer: &'static str) -> StoreError {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let server = tokio::task::spawn_blocking(move || {
@@ -384,19 +399,50 @@ mod tests {
                 stream.read_exact(&mut byte).unwrap();
                 request.push(byte[0]);
             }
-            let body = "<?xml version=\"1.0\"?>\n<Error><AWSAccessKeyId>nobody</AWSAccessKeyId>\
-                        <Code>QuotaExceeded</Code>\n<Message>The quota\n is used up.</Message>\
-                        <CanonicalRequest>x-amz-security-token:secret</CanonicalRequest></Error>";
-            let length = body.len();
+            let length = answer.len();
             let head = format!("HTTP/1.1 403 Forbidden\r\nContent-Length: {length}\r\n\r\n");
-            stream.write_all((head + body).as_bytes()).unwrap();
+            stream.write_all((head + answer).as_bytes()).unwrap();
         });
         let store = s3_at(&format!("http://{address}"), format!("{}/", "long".repeat(80)));
         let body = Body::from(b"body".to_vec());
         let error = store.put("data", body, Condition::Always).await.unwrap_err();
+        server.await.unwrap();
+        error
+    }
+
+    #[tokio::test]
+    async fn a_refusal_tells_the_code_and_no_credentials() {
+        let body = "<?xml version=\"1.0\"?>\n<Error><AWSAccessKeyId>nobody</AWSAccessKeyId>\
+                    <Code>QuotaExceeded</Code>\n<Message>The quota\n is used up.</Message>\
+                    <CanonicalRequest>x-amz-security-token:secret</CanonicalRequest></Error>";
+        let error = refusal(body).await;
         assert_eq!(error.kind(), StoreErrorKind::Denied);
         assert_eq!(error.to_string(), "403 Forbidden: QuotaExceeded: The quota is used up");
-        server.await.unwrap();
+    }
+
+    /// Three servers' answers: only AWS tells the times, and Ceph has no message.
+    #[tokio::test]
+    async fn a_wrong_clock_is_no_lost_permission_and_is_to_be_set() {
+        let told = "403 Forbidden: RequestTimeTooSkewed: The difference is too large";
+        let plain = "<Error><Code>RequestTimeTooSkewed</Code><Message>The difference is too \
+                     large.</Message></Error>";
+        let timed = "<Error><Code>RequestTimeTooSkewed</Code><Message>The difference is too \
+                     large.</Message><RequestTime>20261127T030000Z</RequestTime>\
+                     <ServerTime>2026-11-27T03:40:00Z</ServerTime></Error>";
+        let bare = "<Error><Code>RequestTimeTooSkewed</Code><Message></Message></Error>";
+        let error = refusal(bare).await;
+        let code = "403 Forbidden: RequestTimeTooSkewed";
+        assert_eq!(error.to_string(), format!("{code}: {SET_CLOCK}"));
+        let times = " (20261127T030000Z here, 2026-11-27T03:40:00Z there)";
+        for (body, times) in [(plain, ""), (timed, times)] {
+            let error = refusal(body).await;
+            assert_eq!(error.kind(), StoreErrorKind::ClockSkew);
+            assert!(error.is_transient(), "it is retried");
+            assert_eq!(error.to_string(), format!("{told}{times}: {SET_CLOCK}"));
+            let failed = At("s3://bucket/tank").failed("super", error).to_string();
+            assert!(!failed.contains("credentials"), "{failed}");
+            assert!(failed.ends_with(&format!("{SET_CLOCK}. Then try again")), "{failed}");
+        }
     }
 
     #[tokio::test]

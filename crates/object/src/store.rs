@@ -142,6 +142,9 @@ pub enum StoreErrorKind {
     Damaged,
     /// The store does not accept the credentials, or they do not permit this.
     Denied,
+    /// The clocks of this machine and of the store differ too much for signed requests. It says
+    /// nothing of the credentials.
+    ClockSkew,
     /// Any other error. The request may have succeeded.
     Other,
     /// The device was closed meanwhile.

@@ -143,8 +143,46 @@ fn writes_go_on_once_the_store_is_back() {
     host.ok(&["umount", "mnt"]);
 }
 
+/// The clock of the machine is wrong for a time, or that of the server.
+#[test]
+fn a_wrong_clock_loses_nothing_and_status_says_to_set_it() {
+    let server = S3Server::start();
+    let (writer, reader) = (Host::new(&server), Host::new(&server));
+    let (from, to) = (writer.create_mounted(&OFTEN), reader.fixture.folder("mnt"));
+    std::fs::write(from.join("file"), "before").expect("written");
+    reader.ok(&[&FOLLOW[..], &["--follow-interval", "1"]].concat());
+    while_writing(&from, "the first content", || to.join("file").exists());
+    server.set_skewed(true);
+    std::fs::write(from.join("file"), "meanwhile").expect("in memory");
+    let file = std::fs::File::open(from.join("file")).expect("there");
+    let syncing = std::thread::spawn(move || file.sync_all());
+    for host in [&writer, &reader] {
+        wait_until("what to do in status", || {
+            let text = texts(&host.run(&["status", URL])).0;
+            text.contains("RequestTimeTooSkewed") && text.contains("set the clock of this machine")
+        });
+    }
+    assert!(!syncing.is_finished(), "nobody has stored it");
+    assert!(to.join("file").exists(), "what is in memory is read");
+    server.set_skewed(false);
+    syncing.join().expect("no panic").expect("an fsync");
+    for host in [&writer, &reader] {
+        wait_until("health", || texts(&host.run(&["status", URL])).0.contains("health     online"));
+    }
+    while_writing(&from, "the content of meanwhile", || {
+        std::fs::read_to_string(to.join("file")).is_ok_and(|text| text == "meanwhile")
+    });
+    wait_until("the pin", || !texts(&reader.run(&["status", URL])).0.contains("not pinned"));
+    reader.ok(&["umount", "mnt"]);
+    kill(&writer);
+    writer.ok(&["umount", "mnt"]);
+    writer.ok(&["mount", URL, "mnt", "--daemon"]);
+    assert_eq!(std::fs::read_to_string(from.join("file")).expect("read"), "meanwhile");
+    writer.ok(&["umount", "mnt"]);
+}
+
 /// Transaction groups are frequent, and what was freed is deleted soon.
-const OFTEN: [&str; 4] = ["--retention", "1", "--tunable", "txg_timeout_ms=100"];
+pub(crate) const OFTEN: [&str; 4] = ["--retention", "1", "--tunable", "txg_timeout_ms=100"];
 
 /// What `df` shows.
 fn usage(at: &Path) -> libc::statvfs {

@@ -21,6 +21,8 @@ struct State {
     /// Tags so far.
     tags: AtomicU64,
     is_away: AtomicBool,
+    /// Its clock differs from that of who asks, too much.
+    is_skewed: AtomicBool,
     /// The key whose put is the last request before it goes away.
     last_key: Mutex<Option<String>>,
     ends: AtomicBool,
@@ -89,6 +91,11 @@ impl S3Server {
     /// From now on each request fails, or works again.
     pub(crate) fn set_away(&self, is_away: bool) {
         self.state.is_away.store(is_away, Ordering::SeqCst);
+    }
+
+    /// From now on each request is refused because of its time, or is answered again.
+    pub(crate) fn set_skewed(&self, is_skewed: bool) {
+        self.state.is_skewed.store(is_skewed, Ordering::SeqCst);
     }
 
     /// Once this object was put, each request fails.
@@ -168,6 +175,9 @@ fn answer(asked: &Asked, state: &State) -> Answer {
     let user = asked.headers.get("authorization").map_or("", String::as_str);
     let may_change = !user.contains(&format!("Credential={READER}/"));
     match &*asked.method {
+        _ if state.is_skewed.load(Ordering::SeqCst) => {
+            ("403 Forbidden", Vec::new(), error("RequestTimeTooSkewed"))
+        }
         "PUT" | "DELETE" if !may_change => ("403 Forbidden", Vec::new(), error("AccessDenied")),
         "PUT" => put(asked, state),
         "GET" if !asked.path.contains('/') || asked.path.ends_with('/') => list(asked, state),

@@ -1,7 +1,7 @@
 //! Followers see each state of the store as a whole, and what they pin stays.
 
 use forebay_base::rng::SmallRng;
-use forebay_base::sync::atomic::{AtomicBool, Ordering};
+use forebay_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use forebay_base::testing;
 
 use super::cleaning::{Blocks, LABEL, data_bytes, expect_all, round};
@@ -489,6 +489,56 @@ impl StoreDecorator for Refusing {
             false => self.inner.list(prefix, after),
         }
     }
+}
+
+/// Attempts to put a pin, in the two leases after the first one, which a store refuses as `kind`.
+fn attempts_while_refused(kind: StoreErrorKind) -> u64 {
+    simulate(async {
+        let Host { store, session, .. } = Host::new(options("one", 1)).await;
+        session.write(LABEL, 1, 7).await.unwrap();
+        session.flush().await.unwrap();
+        let refusing = Arc::new(RefusingPins { inner: store, kind, pins: AtomicU64::new(0) });
+        let follower = Follower::open(&refusing, 2).await;
+        let before = refusing.pins.load(Ordering::Relaxed);
+        let pinned = tokio::spawn(keep_pinned(Arc::downgrade(&follower.following)));
+        tokio::time::sleep(2 * LEASE).await;
+        pinned.abort();
+        refusing.pins.load(Ordering::Relaxed) - before
+    })
+}
+
+/// A store that refuses pins.
+struct RefusingPins {
+    inner: Arc<SimulatedStore>,
+    kind: StoreErrorKind,
+    pins: AtomicU64,
+}
+
+impl StoreDecorator for RefusingPins {
+    fn inner(&self) -> &dyn ObjectStore {
+        &*self.inner
+    }
+
+    fn own_put<'a>(
+        &'a self,
+        key: &'a str,
+        body: Body,
+        condition: Condition,
+    ) -> StoreFuture<'a, Version> {
+        if !names::is_pin(key) {
+            return self.inner.put(key, body, condition);
+        }
+        self.pins.fetch_add(1, Ordering::Relaxed);
+        Box::pin(async { Err(StoreError::new(self.kind, "no")) })
+    }
+}
+
+/// A clock is set at any time, and a permission is rarely given: the pin must be back soon.
+#[test]
+fn a_pin_that_a_wrong_clock_keeps_away_is_tried_more_often_than_one_without_permission() {
+    let denied = attempts_while_refused(StoreErrorKind::Denied);
+    let skewed = attempts_while_refused(StoreErrorKind::ClockSkew);
+    assert!(denied > 0 && skewed >= 3 * denied, "{skewed} attempts, {denied} without permission");
 }
 
 #[test]
