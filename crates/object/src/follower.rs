@@ -31,6 +31,7 @@ use crate::format::envelope::{self, Identity, Kind};
 use crate::format::names;
 use crate::format::pin::Pin;
 use crate::format::root::Link;
+use crate::history;
 use crate::load::{Loaded, Loader};
 use crate::open::is_not_found;
 use crate::options::Options;
@@ -155,6 +156,19 @@ impl Follower {
         Ok(polled?.map(|view| ObjectDevice::new(Arc::clone(&self.threads), view)))
     }
 
+    /// A mark of the newest root that was loaded, for somebody who keeps what was read: see
+    /// [`descends_from`](Self::descends_from). It is never 0. Waits for a poll that runs.
+    pub fn mark(&self) -> u64 {
+        self.runtime.block_on(self.engine.mark())
+    }
+
+    /// Whether the newest root that was loaded is that of `mark`, or a later one of the same
+    /// history, for sure. If not, the store may have been set back to a copy of before, and
+    /// addresses may have other content now. Waits for a poll that runs.
+    pub fn descends_from(&self, mark: u64) -> bool {
+        self.runtime.block_on(self.engine.descends_from(mark))
+    }
+
     /// What is known.
     pub fn state(&self) -> FollowState {
         // For its clock.
@@ -251,6 +265,17 @@ impl Following {
         }
         self.note_known(&state, begun);
         Ok(found)
+    }
+
+    /// See [`Follower::mark`].
+    pub(crate) async fn mark(&self) -> u64 {
+        history::mark(&self.state.lock().await.known.content)
+    }
+
+    /// See [`Follower::descends_from`].
+    pub(crate) async fn descends_from(&self, mark: u64) -> bool {
+        let state = self.state.lock().await;
+        history::is_ancestor(mark, &state.known.content, &state.loaded.chain)
     }
 
     async fn advance(

@@ -33,6 +33,7 @@ mod format;
 #[cfg(any(test, feature = "fuzzing"))]
 #[cfg_attr(not(feature = "fuzzing"), allow(unreachable_pub))]
 pub mod fuzzing;
+mod history;
 mod limiter;
 mod load;
 mod map;

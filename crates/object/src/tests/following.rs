@@ -18,13 +18,13 @@ fn following_options(seed: u64) -> Options {
 }
 
 /// A follower, with its newest view.
-struct Follower {
-    following: Arc<Following>,
+pub(super) struct Follower {
+    pub(super) following: Arc<Following>,
     view: Session,
 }
 
 impl Follower {
-    async fn open(store: &Arc<impl ObjectStore>, seed: u64) -> Self {
+    pub(super) async fn open(store: &Arc<impl ObjectStore>, seed: u64) -> Self {
         let store: Arc<dyn ObjectStore> = store.clone();
         let opened = Following::open(store, "test", following_options(seed)).await;
         let (following, view) = opened.unwrap();
@@ -33,7 +33,7 @@ impl Follower {
 
     /// Takes up the newest state, and renews the pin. Returns the view before if there is a new
     /// one.
-    async fn poll(&mut self) -> Option<Session> {
+    pub(super) async fn poll(&mut self) -> Option<Session> {
         let found = self.following.poll().await.unwrap();
         let before = found.map(|view| std::mem::replace(&mut self.view, Session::of(view)));
         self.following.renew().await;

@@ -10,6 +10,7 @@ mod following;
 mod races;
 mod reads;
 mod scale;
+mod set_back;
 
 use std::collections::BTreeSet;
 use std::time::Duration;
