@@ -22,6 +22,8 @@ use crate::open::{self, Opened};
 
 /// Prefix of the owner field of a pool's L2 labels.
 const OWNER_MAGIC: [u8; 8] = *b"fbpool\0\x01";
+/// The same of an L2 that only a follower of the pool knows.
+const FOLLOWER_MAGIC: [u8; 8] = *b"fbfollow";
 
 /// The parts of a pool that its L2 devices use.
 pub(crate) struct L2Context<'a> {
@@ -32,9 +34,16 @@ pub(crate) struct L2Context<'a> {
     pub(crate) arena: &'a Arc<Arena>,
     pub(crate) clock: &'a Arc<dyn Clock>,
     pub(crate) events: &'a Arc<PoolEvents>,
+    /// Whether this host follows the pool, which another one writes.
+    pub(crate) follows: bool,
 }
 
 impl L2Context<'_> {
+    fn owner(&self) -> [u8; 16] {
+        let magic = if self.follows { FOLLOWER_MAGIC } else { OWNER_MAGIC };
+        owner_with(magic, self.pool_guid)
+    }
+
     fn options(&self, device: &Arc<dyn Device>, seed: u64) -> L2Options {
         let (events, name) = (Arc::clone(self.events), device.info().name.to_string());
         let lost = move |why: &str| events.note(EventKind::L2Lost, lost_device(&name, why));
@@ -43,7 +52,7 @@ impl L2Context<'_> {
             immutable_keys: true,
             clock: Arc::clone(self.clock),
             seed,
-            ..L2Options::new(owner_of(self.pool_guid), Arc::clone(self.arena))
+            ..L2Options::new(self.owner(), Arc::clone(self.arena))
         }
     }
 
@@ -57,10 +66,10 @@ pub(crate) fn lost_device<'a>(name: &'a str, why: &str) -> Event<'a> {
     Event { detail: Some(why.to_owned()), ..Event::of_device(name) }
 }
 
-/// Returns the owner field of a pool.
-fn owner_of(guid: u64) -> [u8; 16] {
+/// Returns the owner field of a pool, or of its followers.
+fn owner_with(magic: [u8; 8], guid: u64) -> [u8; 16] {
     let mut owner = [0; 16];
-    owner[..8].copy_from_slice(&OWNER_MAGIC);
+    owner[..8].copy_from_slice(&magic);
     owner[8..].copy_from_slice(&guid.to_le_bytes());
     owner
 }
@@ -152,6 +161,57 @@ impl OpenL2Device {
         Ok(Arc::new(Self { l2, codec, device }))
     }
 
+    /// Opens the L2 of a follower on a device, or creates it there. Keeps blocks that were born
+    /// before or in txg `newest`, if it is of this pool and `is_ancestor` of its mark. Otherwise
+    /// empties it: also if it is of a follower of another pool, as of one that was destroyed.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Exists`] if the device holds anything else; otherwise as
+    /// [`create`](Self::create).
+    pub(super) fn open_to_follow(
+        device: Arc<dyn Device>,
+        (context, seed): (&L2Context<'_>, u64),
+        newest: u64,
+        is_ancestor: impl FnOnce(u64) -> bool,
+    ) -> Result<Arc<Self>> {
+        let name = device.info().name.to_string();
+        let emptied = |why: &str| tracing::info!(device = name, why, "the L2 begins anew");
+        let holds = |what: &str| {
+            let text = format!(
+                "{name} holds {what}, which would be lost; give another file or device for the L2, \
+                 or clear the first and last MiB of this one"
+            );
+            Error::new(ErrorKind::Exists, text)
+        };
+        let label = match forebay_l2::read_label(&device) {
+            Ok(label) => Some(label),
+            Err(error) if error.kind() == forebay_l2::ErrorKind::NotAnL2 => None,
+            Err(error) => return Err(refused(error)),
+        };
+        match label {
+            Some(label) if label.owner == context.owner() => {
+                let mark = label.user_mark;
+                let is_ours = is_ancestor(mark);
+                if !is_ours && mark != 0 {
+                    emptied("what it holds may be of a state of the pool that was given up");
+                }
+                let trusted = if is_ours { newest } else { 0 };
+                Self::open(device, (context, seed), label.guid, [mark; 2], trusted)
+            }
+            Some(label) if label.owner.starts_with(&FOLLOWER_MAGIC) => {
+                emptied("it was of another pool");
+                Self::create(device, (context, seed), true)
+            }
+            Some(_) => Err(holds(&describe(&device).unwrap_or_default())),
+            None => Self::create(Arc::clone(&device), (context, seed), false).map_err(|error| {
+                match error.kind() {
+                    ErrorKind::Exists => holds("other data"),
+                    _ => error,
+                }
+            }),
+        }
+    }
+
     /// The GUID of the L2.
     pub(crate) fn guid(&self) -> u64 {
         self.l2.label().guid
@@ -178,6 +238,11 @@ impl OpenL2Device {
     /// Waits until the index is rebuilt. Returns false if the L2 failed or was closed.
     pub(crate) fn wait_rebuilt(&self) -> bool {
         self.l2.wait_rebuilt() && self.failure().is_none()
+    }
+
+    /// Whether the index is rebuilt.
+    pub(super) fn is_rebuilt(&self) -> bool {
+        self.l2.rebuild().done && self.failure().is_none()
     }
 
     /// Loads blocks into memory, in the background.
@@ -307,11 +372,11 @@ pub(crate) fn describe(device: &Arc<dyn Device>) -> Option<String> {
         }
         Err(_) => return None,
     };
-    let whose = match label.owner.split_at(OWNER_MAGIC.len()) {
-        (magic, pool) if magic == OWNER_MAGIC => {
-            let pool: [u8; 8] = pool.try_into().expect("the other half");
-            format!("of the pool {:016x}", u64::from_le_bytes(pool))
-        }
+    let (magic, pool) = label.owner.split_at(OWNER_MAGIC.len());
+    let pool = u64::from_le_bytes(pool.try_into().expect("the other half"));
+    let whose = match magic {
+        _ if magic == OWNER_MAGIC => format!("of the pool {pool:016x}"),
+        _ if magic == FOLLOWER_MAGIC => format!("of a follower of the pool {pool:016x}"),
         _ => "of a program, not of a pool".to_owned(),
     };
     let (guid, segments, bytes) = (label.guid, label.segments, label.segment_bytes);
@@ -329,7 +394,7 @@ pub(crate) fn check_path(path: &str, guid: u64, pool: u64) -> Result<(), String>
     let opened =
         open::open_new_path(Path::new(path), &options).map_err(|error| error.to_string())?;
     let label = forebay_l2::read_label(&opened.device).map_err(|error| error.to_string())?;
-    if label.owner != owner_of(pool) {
+    if label.owner != owner_with(OWNER_MAGIC, pool) {
         return Err(format!("{path} holds an L2 device of another owner"));
     }
     match label.guid == guid {

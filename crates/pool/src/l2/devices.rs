@@ -13,16 +13,21 @@
 
 use std::mem;
 
+use forebay_base::arena::Buffer;
+use forebay_base::clock::Clock;
 use forebay_base::sync::thread::{self, JoinHandle};
 use forebay_base::sync::{Arc, Mutex};
+use forebay_cache::Cache;
 use forebay_io::Device;
 use forebay_io::metrics::Metrics;
 use hashbrown::HashMap;
 
 use super::device::{self, L2Context, L2DeviceStats, OpenL2Device};
 use super::locked_device::{self, DeviceCloser, DeviceLock};
+use super::pool_l2::PoolL2;
 use super::router::L2Cache;
 use super::warm_up::HostDatasetOpener;
+use crate::block_key::BlockKey;
 use crate::error::{Error, ErrorKind, Result};
 use crate::events::EventKind;
 use crate::format::{L2_DEVICES_MAX, L2_PATH_BYTES, L2DevicePhys};
@@ -431,14 +436,7 @@ impl L2Devices {
             return true;
         }
         let L2Context { clock, l2, cache, .. } = host.context();
-        let begun = clock.now_ns();
-        let mut continues = true;
-        cache.offer_all(FILL_BATCH, |blocks| {
-            continues = continues
-                && clock.now_ns().saturating_sub(begun) < allowed_ns
-                && l2.write_all(blocks);
-        });
-        continues
+        fill(cache, (&**clock, allowed_ns), l2)
     }
 
     /// Starts the warm-up of all L2 devices, in the background.
@@ -473,6 +471,21 @@ impl L2Devices {
         // Closes the devices, but for those with requests that hang.
         drop(closed);
     }
+}
+
+/// See [`L2Devices::fill`].
+pub(super) fn fill(
+    cache: &Cache<BlockKey, Buffer>,
+    (clock, allowed_ns): (&dyn Clock, u64),
+    l2: &PoolL2,
+) -> bool {
+    let begun = clock.now_ns();
+    let mut continues = true;
+    cache.offer_all(FILL_BATCH, |blocks| {
+        continues =
+            continues && clock.now_ns().saturating_sub(begun) < allowed_ns && l2.write_all(blocks);
+    });
+    continues
 }
 
 fn open_device(
@@ -514,6 +527,17 @@ fn find(phys: &L2DevicePhys, given: &mut Vec<Opened>, search: bool) -> Result<Op
     device::open_path(&phys.path()).map_err(|error| error.to_string())
 }
 
+/// The state of an L2 device in use, and its statistics.
+pub(super) fn state_of(l2: &OpenL2Device) -> (L2DeviceState, L2DeviceStats) {
+    let stats = l2.stats();
+    let state = match (l2.failure(), stats.rebuild.done) {
+        (Some(why), _) => L2DeviceState::Failed(why),
+        (None, true) => L2DeviceState::Active,
+        (None, false) => L2DeviceState::Rebuilding,
+    };
+    (state, stats)
+}
+
 impl L2Slot {
     fn info(&self) -> L2Device {
         let (state, stats, io) = match &self.used {
@@ -521,12 +545,7 @@ impl L2Slot {
                 (L2DeviceState::Unavailable(why.clone()), None, None)
             }
             L2Availability::Open(l2, lock) => {
-                let stats = l2.stats();
-                let state = match (l2.failure(), stats.rebuild.done) {
-                    (Some(why), _) => L2DeviceState::Failed(why),
-                    (None, true) => L2DeviceState::Active,
-                    (None, false) => L2DeviceState::Rebuilding,
-                };
+                let (state, stats) = state_of(l2);
                 (state, Some(stats), Some(lock.metrics()))
             }
         };

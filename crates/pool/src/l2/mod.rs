@@ -7,6 +7,7 @@
 //! * [`codec`]: keys and blocks as L2 devices store them.
 //! * [`device`]: an L2 device in use: an L2 of `forebay-l2`.
 //! * [`devices`]: adds, removes, opens and closes the L2 devices of a pool.
+//! * [`follower`]: the L2 device of a host that only follows the pool.
 //! * [`warm_up`]: opens the datasets whose blocks are loaded into memory after an import.
 //!
 //! # Invariants
@@ -24,6 +25,7 @@
 mod codec;
 pub(crate) mod device;
 mod devices;
+mod follower;
 mod locked_device;
 mod owners;
 mod pool_l2;
@@ -34,6 +36,7 @@ pub(crate) use device::L2Context;
 pub use device::{L2DeviceStats, L2Rebuild};
 pub use devices::{L2Device, L2DeviceState};
 pub(crate) use devices::{L2Devices, L2Host};
+pub(crate) use follower::FollowerL2;
 pub(crate) use locked_device::DeviceCloser;
 #[cfg(all(test, not(forebay_model)))]
 pub(crate) use pool_l2::ClassAdmission;

@@ -135,7 +135,8 @@ impl Pool {
             devices.iter().any(|one| one.device.info().append_only.is_some()),
         )?;
         parts.read_only = options.read_only;
-        parts.followed = options.followed.clone().filter(|_| options.read_only);
+        let followed = options.followed.as_ref().filter(|_| options.read_only);
+        parts.followed = followed.map(FollowedPool::of_import);
         if let Some(followed) = &parts.followed {
             parts.counters = followed.counters().clone();
         }

@@ -23,7 +23,7 @@ use crate::reservation::Intent;
 use crate::tx::{Transaction, Tx};
 use crate::wait::Wait;
 
-use super::{Pool, PoolInner};
+use super::{FollowedPool, Pool, PoolInner};
 
 /// Log2 of the size of records of the list's object.
 const LIST_SHIFT: u8 = 12;
@@ -138,9 +138,11 @@ impl Pool {
         Ok(())
     }
 
-    /// Returns the L2 devices in the order in which they were added.
+    /// Returns the L2 devices in the order in which they were added. Of a pool that is followed,
+    /// that of this host comes first.
     pub fn l2_devices(&self) -> Vec<L2Device> {
-        self.inner.l2_devices.info()
+        let own = self.inner.followed.as_ref().and_then(FollowedPool::l2_device);
+        own.into_iter().chain(self.inner.l2_devices.info()).collect()
     }
 
     /// Returns the state that an unused L2 device would have if the pool were imported with it.
@@ -235,6 +237,7 @@ impl L2Host for PoolInner {
             arena: self.store.cache().arena(),
             clock: &self.clock,
             events: self.events(),
+            follows: false,
         }
     }
 

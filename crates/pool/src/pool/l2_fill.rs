@@ -49,6 +49,37 @@ impl L2Fills {
         }
     }
 
+    /// Starts the thread, which calls [`run`](Self::run).
+    ///
+    /// # Errors
+    /// If the system gives no thread.
+    pub(super) fn start(&self, run: impl FnOnce() + Send + 'static) -> Result<()> {
+        let thread = thread::spawn_named("forebay-l2-fill", run).map_err(|error| {
+            let text = "the system gives no thread for the pool";
+            Error::new(ErrorKind::NoMemory, text).because(error)
+        })?;
+        *self.thread.lock() = Some(thread);
+        Ok(())
+    }
+
+    /// Calls `fill`, with the time that a pass may take, whenever enough bytes have moved, until
+    /// [`shut_down`](Self::shut_down). It returns whether nothing was left.
+    pub(super) fn run(
+        &self,
+        cache_bytes: u64,
+        moved_bytes: impl Fn() -> u64,
+        fill: impl Fn(u64) -> bool,
+    ) {
+        let (mut seen, mut looks) = (0, 0);
+        while self.wait() {
+            let now = moved_bytes();
+            looks += 1;
+            if pays(now - seen, cache_bytes, looks) && fill(PASS_NS) {
+                (seen, looks) = (now, 0);
+            }
+        }
+    }
+
     /// Ends the thread, after its pass.
     pub(super) fn shut_down(&self) {
         *self.ends.lock() = true;
@@ -75,23 +106,14 @@ pub(super) fn start(inner: &Arc<PoolInner>) -> Result<()> {
         return Ok(());
     }
     let pool = Arc::clone(inner);
-    let run = move || {
-        let (mut seen, mut looks) = (0, 0);
-        while pool.l2_fills.wait() {
-            let now = pool.moved_bytes();
-            looks += 1;
-            if pays(now - seen, pool.store.cache().bound_bytes(), looks)
-                && pool.l2_devices.fill(&*pool, PASS_NS)
-            {
-                (seen, looks) = (now, 0);
-            }
-        }
-    };
-    let thread = thread::spawn_named("forebay-l2-fill", run).map_err(|error| {
-        Error::new(ErrorKind::NoMemory, "the system gives no thread for the pool").because(error)
-    })?;
-    *inner.l2_fills.thread.lock() = Some(thread);
-    Ok(())
+    inner.l2_fills.start(move || {
+        let cache_bytes = pool.store.cache().bound_bytes();
+        pool.l2_fills.run(
+            cache_bytes,
+            || moved_bytes(pool.store.counters()),
+            |allowed_ns| pool.l2_devices.fill(&*pool, allowed_ns),
+        );
+    })
 }
 
 /// Whether to begin a pass after `moved` bytes and some looks.
@@ -99,12 +121,9 @@ fn pays(moved: u64, cache_bytes: u64, looks: u32) -> bool {
     moved > 0 && (looks >= LOOKS_MAX || moved >= cache_bytes / CHANGED_SHARE)
 }
 
-impl PoolInner {
-    /// Bytes that were fetched or written since the import.
-    fn moved_bytes(&self) -> u64 {
-        let total = |counter| self.store.counters().total(counter);
-        total(StoreCounters::READ_BYTES) + total(StoreCounters::PHYSICAL_BYTES)
-    }
+/// Bytes that were fetched or written since the import.
+pub(super) fn moved_bytes(counters: &StoreCounters) -> u64 {
+    counters.total(StoreCounters::READ_BYTES) + counters.total(StoreCounters::PHYSICAL_BYTES)
 }
 
 #[cfg(all(test, not(forebay_model)))]

@@ -4,31 +4,46 @@ use std::sync::Arc;
 
 use forebay_io::Device;
 use forebay_pool::format::{CacheMode, Compression};
-use forebay_pool::{BlockCache, DatasetSettings, FollowedPool, ImportOptions, Pool};
+use forebay_pool::{BlockCache, CreateOptions, DatasetSettings, FollowedPool, ImportOptions, Pool};
 
-use crate::common::{MIB, cache, copy_of, create, import_options, memory};
+use crate::common::{MIB, cache, copy_of, create, create_options, import, import_options, memory};
 
 /// A pool that is written, and one that follows it in another cache.
-struct Followed {
-    device: Arc<dyn Device>,
-    writer: Pool,
-    cache: Arc<BlockCache>,
-    shared: FollowedPool,
+pub(crate) struct Followed {
+    pub(crate) device: Arc<dyn Device>,
+    pub(crate) writer: Pool,
+    pub(crate) cache: Arc<BlockCache>,
+    pub(crate) shared: FollowedPool,
 }
 
-const BYTES: usize = 512 << 10;
+pub(crate) const BYTES: usize = 512 << 10;
 
 impl Followed {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let device = memory(64 * MIB);
         let writer = create(&device, &cache(16 * MIB));
-        let followed = Self { device, writer, cache: cache(16 * MIB), shared: FollowedPool::new() };
-        followed.put("data", 1);
-        followed
+        Self::of(device, writer).with_data()
+    }
+
+    fn with_data(self) -> Self {
+        self.put("data", 1);
+        self
+    }
+
+    /// As [`new`](Self::new), of another pool: its seed gives it another guid.
+    pub(crate) fn another(seed: u64) -> Self {
+        let device = memory(64 * MIB);
+        let options = CreateOptions { seed: Some(seed), ..create_options(&cache(16 * MIB)) };
+        let writer = Pool::create(vec![Arc::clone(&device).into()], &options).expect("a pool");
+        Self::of(device, writer).with_data()
+    }
+
+    pub(crate) fn of(device: Arc<dyn Device>, writer: Pool) -> Self {
+        Self { device, writer, cache: cache(16 * MIB), shared: FollowedPool::new() }
     }
 
     /// Writes the object of a dataset, and makes that durable.
-    fn put(&self, name: &str, content: u8) {
+    pub(crate) fn put(&self, name: &str, content: u8) {
         let data = self.writer.dataset(name).unwrap_or_else(|_| dataset_of(&self.writer, name));
         let tx = self.writer.begin().expect("a transaction");
         let number = match data.root_object() {
@@ -46,7 +61,7 @@ impl Followed {
     }
 
     /// Imports what is durable now.
-    fn group(&self) -> Pool {
+    pub(crate) fn group(&self) -> Pool {
         let options = ImportOptions {
             read_only: true,
             pause: Some(Arc::new(|_| ())),
@@ -65,7 +80,7 @@ fn dataset_of(pool: &Pool, name: &str) -> forebay_pool::Dataset {
 }
 
 /// The first byte of a dataset's object. All of it is read.
-fn get(pool: &Pool, name: &str) -> u8 {
+pub(crate) fn get(pool: &Pool, name: &str) -> u8 {
     let data = pool.dataset(name).expect("the dataset");
     let object = data.object(data.root_object()).expect("the object");
     let mut found = vec![0; BYTES];
@@ -75,7 +90,7 @@ fn get(pool: &Pool, name: &str) -> u8 {
 }
 
 /// The sum of a counter over its labels.
-fn counter(pool: &Pool, name: &str) -> u64 {
+pub(crate) fn counter(pool: &Pool, name: &str) -> u64 {
     let all = pool.stats().counters;
     all.iter().filter(|(is, ..)| *is == name).map(|(.., value)| value).sum()
 }
@@ -157,4 +172,35 @@ fn a_followed_pool_knows_how_much_is_allocated() {
         assert!(allocated(&group) >= u64::from(content) * BYTES as u64);
         group.export().expect("an export");
     }
+}
+
+/// The pool is set back to a copy of before while it is followed, and other content gets the same
+/// addresses in transaction groups of the same numbers.
+#[test]
+fn a_pool_that_was_set_back_shows_nothing_of_what_was_cached_before() {
+    let Followed { device, .. } = Followed::new();
+    let [one, other] = [copy_of(&device), copy_of(&device)];
+    let one = Followed::of(Arc::clone(&one), import(&one, &cache(16 * MIB)));
+    one.put("data", 2);
+    one.shared.note_state(1, |_| panic!("it is the first one"));
+    let first = one.group();
+    assert_eq!(get(&first, "data"), 2);
+
+    let writer = import(&other, &cache(16 * MIB));
+    let (cache, shared) = (Arc::clone(&one.cache), one.shared.clone());
+    let other = Followed { device: other, writer, cache, shared };
+    other.put("data", 3);
+    other.shared.note_state(2, |before| {
+        assert_eq!(before, 1);
+        false
+    });
+    let second = other.group();
+    assert_eq!((get(&first, "data"), get(&second, "data")), (2, 3));
+    // From there on it is as before.
+    other.put("other", 4);
+    other.shared.note_state(3, |before| before == 2);
+    let third = other.group();
+    let read = counter(&third, "read_bytes");
+    assert_eq!((get(&third, "data"), get(&third, "other")), (3, 4));
+    assert!(counter(&third, "read_bytes") - read < 2 * BYTES as u64, "it was read again");
 }

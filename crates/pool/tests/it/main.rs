@@ -19,6 +19,7 @@ mod explain;
 mod failures;
 mod fences;
 mod followed;
+mod followed_l2;
 mod free_space;
 mod fsync;
 mod images;
