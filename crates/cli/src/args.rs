@@ -30,6 +30,7 @@ pub(crate) use maintenance::{CheckArgs, JobArgs, ScrubArgs, TrimArgs};
 pub(crate) use mount::{
     ExportArgs, ImportArgs, ImportOptionArgs, MetricsArgs, MountArgs, UmountArgs,
 };
+pub(crate) use readers::ReaderArgs;
 pub(crate) use sides::{AttachArgs, AttachFlags, OnlineArgs, ReplaceArgs, SideArgs};
 
 use mirrors::{LogDevices, Mirrors};

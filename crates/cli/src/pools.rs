@@ -38,6 +38,9 @@ pub(crate) struct ImportRequest {
     /// Follow the transaction groups that another host commits: time between two looks.
     #[serde(default)]
     pub(crate) follow_ms: Option<u64>,
+    /// The file or block device of the L2 that this host has of its own, if it follows the pool.
+    #[serde(default)]
+    pub(crate) follow_l2: Option<PathBuf>,
     /// How long an object store keeps what was freed, for readers; `None` for the default.
     #[serde(default)]
     pub(crate) retention_ms: Option<u64>,

@@ -158,8 +158,8 @@ pub(crate) struct MountArgs {
     /// Comma-separated options of mount(8): ro, nosuid, nodev, noexec, noatime, nodiratime,
     /// relatime (default), strictatime and their opposites; remount with any of these, for an
     /// existing mount; dataset=NAME, memory=BYTES, kernel_cache, allow_other, threads=N, separate,
-    /// force, follow, rewind, txg=N, discard_log, tunable=NAME:VALUE, metrics=ADDRESS:PORT,
-    /// metrics_allow_remote, metrics_names
+    /// force, follow, l2=FILE, l2_size=BYTES, rewind, txg=N, discard_log, tunable=NAME:VALUE,
+    /// metrics=ADDRESS:PORT, metrics_allow_remote, metrics_names
     #[arg(short = 'o', value_name = "OPTIONS")]
     pub(crate) options: Vec<String>,
     /// Mount flags parsed from -o.

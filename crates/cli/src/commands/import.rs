@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use forebay_pool::{HostId, LabelInfo};
 
+use super::expand::remove_unused;
 use crate::args::{ImportArgs, ImportOptionArgs};
 use crate::control::Request;
 use crate::control::client::{self, Target};
@@ -30,14 +31,18 @@ pub(crate) fn run(args: &ImportArgs, log: &LogArgs) -> Result<()> {
             pool.name, pool.name
         )));
     }
-    let import = import_request(&args.options, paths);
+    let mut options = args.options.clone();
+    let l2 = super::follower_l2::make(&mut options.readers)?;
+    let import = import_request(&options, paths);
     let options = DaemonOptions { memory: args.memory, threads: None, log };
     let request = Request::Import { import };
-    let (process, (pool, metrics)) = spawn::ask_shared(&options, |process| {
+    let imported = spawn::ask_shared(&options, |process| {
         let metrics = super::metrics::serve(&args.metrics, process)?;
         let pool: PoolInfo = process.ask(&request)?;
         Ok((pool, metrics))
-    })?;
+    });
+    let (process, (pool, metrics)) =
+        imported.inspect_err(|_| l2.iter().for_each(|path| remove_unused(path)))?;
     let status = process.ask(&Request::Status { pool: pool.guid })?;
     warn(&status, import_has_l2(&args.options));
     output::line(&format!(
@@ -151,6 +156,7 @@ pub(crate) fn import_request(args: &ImportOptionArgs, paths: Vec<PathBuf>) -> Im
         tunables: args.tunables.clone(),
         l2_devices: !args.no_l2,
         follow_ms: args.readers.follow_ms(),
+        follow_l2: args.readers.l2.clone(),
         retention_ms: args.readers.retention_ms(),
     }
 }

@@ -13,6 +13,7 @@ mod events;
 mod expand;
 mod explain;
 mod export;
+mod follower_l2;
 mod import;
 mod l2;
 mod list;

@@ -7,6 +7,7 @@ use std::sync::mpsc::channel;
 use forebay_pool::DatasetSettings;
 
 use super::create::{DEFAULT_BYTES, New, create};
+use super::expand::remove_unused;
 use super::import::import_request;
 use super::metrics;
 use crate::args::MountArgs;
@@ -47,7 +48,11 @@ pub(crate) fn run(mut args: MountArgs, log: &LogArgs) -> Result<()> {
         Some(at) => prepare(at, false),
         None => prepare(&default_mount_point(&target), true),
     }
-    .and_then(|at| mount_at(&args, log, target, at));
+    .and_then(|at| {
+        let l2 = super::follower_l2::make(&mut args.import.readers)?;
+        let mounted = mount_at(&args, log, target, at);
+        mounted.inspect_err(|_| l2.iter().for_each(|path| remove_unused(path)))
+    });
     if let (Err(_), Some(made)) = (&mounted, made) {
         // The error of the command is reported. A directory in use is not removed.
         let _ = std::fs::remove_dir(made);

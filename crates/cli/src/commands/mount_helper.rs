@@ -137,7 +137,7 @@ pub(crate) fn take_options(args: &mut MountArgs) -> Result<()> {
             ("allow_other", None) => args.allow_other = true,
             ("separate", None) => args.separate = true,
             ("force", None) => args.import.force = true,
-            ("follow", None) => args.import.readers.follow = true,
+            ("follow" | "l2" | "l2_size", value) if args.import.readers.take(name, value)? => {}
             ("rewind", None) => args.import.rewind = true,
             ("txg", Some(value)) => {
                 let wrong = || Failure::usage(format!("-o txg={value}: give a number"));
@@ -175,8 +175,8 @@ pub(crate) fn take_options(args: &mut MountArgs) -> Result<()> {
                 }
                 return Err(Failure::usage(format!(
                     "-o {option}: no such option; valid options are {}, remount, dataset=NAME, memory=BYTES, \
-                     kernel_cache, allow_other, threads=N, separate, force, follow, rewind, txg=N, discard_log, \
-                     tunable=NAME:VALUE, metrics=ADDRESS:PORT, metrics_allow_remote, metrics_names",
+                     kernel_cache, allow_other, threads=N, separate, force, follow, l2=FILE, l2_size=BYTES, rewind, \
+                     txg=N, discard_log, tunable=NAME:VALUE, metrics=ADDRESS:PORT, metrics_allow_remote, metrics_names",
                     Flags::NAMES
                 )));
             }

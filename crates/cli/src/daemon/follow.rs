@@ -4,6 +4,9 @@
 //! imports share the cache. Then each mount gets a file system of the new group; files that are
 //! open and have changed stay with the group before.
 //!
+//! With `--l2`, all imports share an L2 of this host. It hears of each new root before that is
+//! imported, and keeps nothing of a history that was given up.
+//!
 //! A failure of a look or of an import is shown in `status`, and the mounts go on with what they
 //! have. The next look tries again.
 //!
@@ -11,6 +14,7 @@
 //! `follow-state` is a leaf lock, held for a look; `follow-stop` is held while the thread sleeps.
 //! The thread takes the locks of the registry for a look, one at a time.
 
+use std::path::Path;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -76,7 +80,14 @@ impl Following {
         let (follower, view) = object_stores::follow(url)?;
         let shared = FollowedPool::new();
         let shown = pools::import_view(request, object_stores::view(&view), &shared, cache, events);
+        let shown = shown.and_then(|pool| {
+            if let Some(path) = &request.follow_l2 {
+                open_l2(path, &pool, &shared, &follower)?;
+            }
+            Ok(pool)
+        });
         let pool = shown.inspect_err(|_| follower.close())?;
+        shared.note_state(follower.mark(), |_| true);
         let state = FollowState { view, pending: None, error: None };
         let following = Self {
             follower,
@@ -106,8 +117,9 @@ impl Following {
         Ok(())
     }
 
-    /// Ends the thread, and removes the pin. Reads that wait for the store fail.
-    pub(super) fn stop(&self) {
+    /// Ends the thread, removes the pin, and closes the L2. Reads that wait for the store fail.
+    /// `pool` is that of the newest group.
+    pub(super) fn stop(&self, pool: &Pool) {
         *self.stopped.lock() = true;
         self.wake.notify_all();
         // First: a look that waits for the store ends with it.
@@ -116,6 +128,25 @@ impl Following {
         if let Some(thread) = thread {
             let _ = thread.join();
         }
+        self.shared.fill_and_close_l2(pool);
+    }
+
+    /// Checks that a further mount of the pool asks for the L2 that it has, if it asks for one.
+    ///
+    /// # Errors
+    /// If the L2 is another one.
+    pub(super) fn check_l2(&self, pool: &str, wanted: Option<&Path>) -> Result<()> {
+        let used = self.request.follow_l2.as_deref();
+        if wanted.is_none() || wanted == used {
+            return Ok(());
+        }
+        let with = match used {
+            Some(used) => format!("with {} as L2", used.display()),
+            None => "without an L2".to_owned(),
+        };
+        Err(Failure::new(format!(
+            "pool {pool} is followed here {with}; run `forebay export {pool}` first, or mount it without --l2"
+        )))
     }
 
     /// Sleeps until the next look. Returns false if there is none.
@@ -130,6 +161,8 @@ impl Following {
     /// Takes up the newest group, if there is a newer one.
     fn look(&self, imported: &ImportedPool) {
         let polled = self.follower.poll();
+        // Before blocks of the new group are read.
+        self.shared.note_state(self.follower.mark(), |mark| self.follower.descends_from(mark));
         let mut error = polled.as_ref().err().map(ToString::to_string);
         let pending = self.state.lock().pending.take();
         if let Some(view) = polled.ok().flatten().or(pending) {
@@ -177,8 +210,9 @@ impl Following {
         }
     }
 
-    /// A group of the newest view.
+    /// A group of the newest view, whose dataset is open.
     pub(super) fn group(&self, fs: FileSystem) -> Group {
+        self.shared.warm_up_l2(fs.pool());
         let (view, txg) = (Arc::clone(&self.state.lock().view), fs.pool().stats().synced_txg);
         Group::new(fs, txg, move || view.is_outdated())
     }
@@ -203,6 +237,19 @@ impl Following {
             error,
         }
     }
+}
+
+/// Opens the L2 of this host.
+///
+/// # Errors
+/// If the file or device is in use, or holds anything else.
+fn open_l2(path: &Path, pool: &Pool, shared: &FollowedPool, follower: &Follower) -> Result<()> {
+    let opened = pools::open_new_devices(std::slice::from_ref(&path.to_owned()), None)?.pop();
+    let opened = opened.ok_or_else(|| {
+        Failure::new(format!("{}: cannot be opened; give another file", path.display()))
+    })?;
+    let is_ancestor = |mark| follower.descends_from(mark);
+    Ok(shared.open_l2(pool, opened, follower.mark(), is_ancestor)?)
 }
 
 fn run(imported: &Weak<ImportedPool>) {

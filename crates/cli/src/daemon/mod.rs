@@ -218,6 +218,9 @@ impl Daemon {
                     if imported.following.is_some() { "with" } else { "without" }
                 )));
             }
+            if let Some(following) = &imported.following {
+                following.check_l2(imported.pool().name(), request.follow_l2.as_deref())?;
+            }
             return match imported.pool().is_read_only() && !request.read_only {
                 false => Ok(imported),
                 true => Err(Failure::new(format!(
@@ -257,7 +260,7 @@ impl Daemon {
         let imported = Arc::new(ImportedPool::new(pool, following, paths, dirty_set));
         if let Err(failure) = Following::start(&imported) {
             // Its pin goes, too.
-            imported.following.iter().for_each(Following::stop);
+            imported.following.iter().for_each(|following| following.stop(&imported.pool()));
             return Err(failure);
         }
         let mut state = self.state.lock();
@@ -307,7 +310,7 @@ impl Daemon {
         // With the devices that were added meanwhile.
         known::note(imported.pool().name(), imported.pool().guid(), &imported.devices());
         if let Some(following) = &imported.following {
-            following.stop();
+            following.stop(&imported.pool());
         }
         let before = Unsaved::of(&imported.pool());
         let closed = imported.close().map_err(|error| {

@@ -328,8 +328,8 @@ fn refuse_if_followed(imported: &ImportedPool) -> Result<()> {
     }
     let pool = imported.pool();
     Err(Failure::new(format!(
-        "pool {} is followed here, with a cache in memory only: its L2 devices are those of the \
-         host that writes it; give `forebay mount` more --memory",
+        "pool {} is followed here, and its L2 devices are those of the host that writes it; for a \
+         cache on an SSD of this host, export it and mount it with --l2",
         pool.name()
     )))
 }

@@ -15,6 +15,7 @@ mod durable;
 mod events;
 mod explain;
 mod fixture;
+mod follower_l2;
 mod gone;
 mod health;
 mod holes;

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 pub(crate) const READER: &str = "reader";
 
 /// An object: its bytes, and its tag.
-type Objects = BTreeMap<String, (Arc<Vec<u8>>, String)>;
+pub(crate) type Objects = BTreeMap<String, (Arc<Vec<u8>>, String)>;
 
 #[derive(Default)]
 struct State {
@@ -75,6 +75,16 @@ impl S3Server {
     pub(crate) fn keys(&self, prefix: &str) -> Vec<String> {
         let objects = self.state.objects.lock().unwrap();
         objects.keys().filter(|key| key.starts_with(prefix)).cloned().collect()
+    }
+
+    /// All objects as they are now.
+    pub(crate) fn copy(&self) -> Objects {
+        self.state.objects.lock().unwrap().clone()
+    }
+
+    /// Sets all objects back to a copy.
+    pub(crate) fn set_back(&self, copy: &Objects) {
+        self.state.objects.lock().unwrap().clone_from(copy);
     }
 
     /// Stores an object that is not of a pool.
