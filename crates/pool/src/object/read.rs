@@ -8,6 +8,12 @@
 //! the processor starts later loads while it waits for memory. It is not reported to read-ahead
 //! unless a stream may expect the block: random reads of cached blocks write nothing of an object
 //! but its lock. All other reads, and all that a probe cannot serve, take the slow path.
+//!
+//! A read of several blocks that must not wait looks first whether one is missing: it is repeated
+//! then, and what it had copied would be copied again. A stream that is faster than its device
+//! would copy most of its bytes twice or three times.
+
+use std::ops::Range;
 
 use forebay_base::sync::{MutexGuard, hint};
 use forebay_cache::SlotHint;
@@ -26,6 +32,8 @@ use super::node::{BlockState, Node, NodeState};
 const CACHE_LINE_BYTES: usize = 64;
 /// Cache lines of a block that are prefetched before its slot hint is validated.
 const PREFETCH_LINES: usize = 4;
+/// Blocks that a read which must not wait looks for before it copies, at most.
+const SAMPLES: u64 = 8;
 
 /// Result of looking up a block in the state of an object.
 enum BlockLookup {
@@ -141,6 +149,7 @@ impl Node {
         }
         let mut done = blocks.start;
         let finished = || {
+            self.check_blocks(&blocks, is_retry, wait)?;
             if let Some(part) = &mut first {
                 self.finish(found, part, is_retry, wait)?;
                 done += 1;
@@ -164,6 +173,46 @@ impl Node {
                 }
                 Err(error)
             }
+        }
+    }
+
+    /// Fails in non-blocking mode if a read of several blocks would wait for one of them.
+    fn check_blocks(&self, blocks: &Range<u64>, is_retry: bool, wait: Wait) -> Result<()> {
+        let Some((block, ptr)) = self.missing_block(blocks, wait) else { return Ok(()) };
+        self.note_not_cached(&ptr, is_retry);
+        let fetched = self.fetch(block, &ptr, wait)?;
+        if fetched.is_some() && self.io.store.is_traced() {
+            // The device has answered at once. The access was reported, and the copy is to come.
+            self.io.store.trace_repeat(self.attributes(), block);
+        }
+        Ok(())
+    }
+
+    /// A block that a read of several would have to wait for, but must not. Looks at a few of them.
+    fn missing_block(&self, blocks: &Range<u64>, wait: Wait) -> Option<(u64, BlockPtrPhys)> {
+        let count = blocks.end - blocks.start;
+        if wait == Wait::Allowed || count == 1 {
+            return None;
+        }
+        let (state, store) = (self.lock(), &self.io.store);
+        let mut looked_at = blocks.clone().step_by(count.div_ceil(SAMPLES) as usize);
+        looked_at.find_map(|block| match state.find(block) {
+            BlockState::Stored(ptr) => {
+                let is_cached = store.cache().cache().contains(&store.key(&ptr));
+                (!is_cached).then_some((block, ptr))
+            }
+            _ => None,
+        })
+    }
+
+    /// Tells read-ahead that a read has found a block not in the cache.
+    fn note_not_cached(&self, ptr: &BlockPtrPhys, is_retry: bool) {
+        if !is_retry {
+            let found = match self.io.store.is_read_ahead(ptr) {
+                true => readahead::ReadOutcome::InFlight,
+                false => readahead::ReadOutcome::Miss,
+            };
+            self.lock().readahead.set_found(found);
         }
     }
 
@@ -236,13 +285,7 @@ impl Node {
                     continue;
                 }
                 BlockLookup::NotCached(ptr) => {
-                    if !is_retry {
-                        let found = match self.io.store.is_read_ahead(&ptr) {
-                            true => readahead::ReadOutcome::InFlight,
-                            false => readahead::ReadOutcome::Miss,
-                        };
-                        self.lock().readahead.set_found(found);
-                    }
+                    self.note_not_cached(&ptr, is_retry);
                     if let Some(fetched) = self.fetch(part.block, &ptr, wait)? {
                         copy_out(&fetched.content, part);
                         return Ok(());

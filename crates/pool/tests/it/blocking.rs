@@ -115,6 +115,53 @@ fn operations_that_need_a_device_return_would_block() {
     fixture.faults.clear();
 }
 
+/// What it copied would be copied again.
+#[test]
+fn a_read_of_several_blocks_that_would_block_copies_none() {
+    let fixture = cold();
+    let object = fixture.object();
+    // All but the last of three.
+    for block in [10, 11] {
+        assert_eq!(read(&object, block).unwrap(), block + 1);
+    }
+    fixture.stall();
+    let mut out = [0xAA; 3 * RECORD as usize];
+    let (offset, len) = (10 * RECORD, 3 * RECORD);
+    would_block(object.with_wait(Wait::Refused).read(offset, &mut out));
+    assert!(out.iter().all(|byte| *byte == 0xAA));
+    let fetched = fetched(&object, offset, len);
+    fixture.faults.clear();
+    fetched.recv().unwrap();
+    assert_eq!(object.with_wait(Wait::Refused).read(offset, &mut out).unwrap(), out.len());
+    for (block, content) in (10..).zip(out.chunks(RECORD as usize)) {
+        let expected = [&u64::to_le_bytes(block + 1)[..], &[0; RECORD as usize - 8]].concat();
+        assert!(content == expected, "block {block}");
+    }
+}
+
+/// Of many blocks, only some are looked at first.
+#[test]
+fn a_read_of_many_blocks_would_block_whichever_is_missing() {
+    const MANY: usize = 20;
+    let fixture = cold();
+    let object = fixture.object();
+    for missing in 0..MANY as u64 {
+        fixture.cache.cache().clear();
+        for block in (0..MANY as u64).filter(|block| *block != missing) {
+            read(&object, block).unwrap();
+        }
+        fixture.stall();
+        let mut out = vec![0; MANY * RECORD as usize];
+        would_block(object.with_wait(Wait::Refused).read(0, &mut out));
+        let fetched = fetched(&object, 0, out.len() as u64);
+        fixture.faults.clear();
+        fetched.recv().unwrap();
+        assert_eq!(object.with_wait(Wait::Refused).read(0, &mut out).unwrap(), out.len());
+        let first = |content: &[u8]| u64::from_le_bytes(content[..8].try_into().unwrap());
+        assert!(out.chunks(RECORD as usize).map(first).eq(1..=MANY as u64), "{missing}");
+    }
+}
+
 #[test]
 fn an_operation_that_would_block_changes_nothing() {
     let fixture = cold();
