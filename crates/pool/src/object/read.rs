@@ -194,14 +194,12 @@ impl Node {
         if wait == Wait::Allowed || count == 1 {
             return None;
         }
-        let (state, store) = (self.lock(), &self.io.store);
+        let store = &self.io.store;
         let mut looked_at = blocks.clone().step_by(count.div_ceil(SAMPLES) as usize);
-        looked_at.find_map(|block| match state.find(block) {
-            BlockState::Stored(ptr) => {
-                let is_cached = store.cache().cache().contains(&store.key(&ptr));
-                (!is_cached).then_some((block, ptr))
-            }
-            _ => None,
+        looked_at.find_map(|block| {
+            let ptr = self.locate(block).flatten()?;
+            let is_cached = store.cache().cache().contains(&store.key(&ptr));
+            (!is_cached).then_some((block, ptr))
         })
     }
 
