@@ -4,7 +4,9 @@ use forebay_base::counters::Counter;
 use forebay_base::sync::{Arc, MutexGuard, hint};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{BlockPtrPhys, ZAP_ASIDE, ZAP_LEAF_BYTES, ZAP_PAGE_BYTES, ZapBlock};
+use crate::format::{
+    BlockPtrPhys, ZAP_ASIDE, ZAP_FILTER_LEAVES, ZAP_LEAF_BYTES, ZAP_PAGE_BYTES, ZapBlock,
+};
 use crate::reservation::FIRST_BYTES;
 use crate::tx::Tx;
 use crate::wait::Wait;
@@ -97,15 +99,15 @@ impl Leaves {
         Ok(opened)
     }
 
-    /// Opens the filter block of a leaf if it is in memory; otherwise the filter becomes void.
-    /// Releases the lock meanwhile if the block's pointer must be looked up.
+    /// Opens the filter block of a leaf if it is in memory, and returns whether it was. Releases
+    /// the lock meanwhile if the block's pointer must be looked up.
     fn open_filter_at_hand<'a>(
         &'a self,
         mut state: MutexGuard<'a, NodeState>,
         tx: &Tx,
         leaf: (u64, FilterOpening),
         fetched: &[Option<Fetched>],
-    ) -> Result<MutexGuard<'a, NodeState>> {
+    ) -> Result<(MutexGuard<'a, NodeState>, bool)> {
         let mut opened = self.open_filter_in(&mut state, tx, leaf, fetched)?;
         if let LeafLookup::NotResident(FetchTicket::Pointer(id)) = opened {
             drop(state);
@@ -116,10 +118,31 @@ impl Leaves {
                 opened = self.open_filter_in(&mut state, tx, leaf, fetched)?;
             }
         }
-        if let LeafLookup::NotResident(_) = opened {
-            self.count(ZapCounters::DIRECTORY_FILTERS_VOIDED, 1);
+        Ok((state, matches!(opened, LeafLookup::Resident(()))))
+    }
+
+    /// Adds filters of stored leaves that are in memory and have none to a filter block that is
+    /// open in this transaction.
+    fn add_filters(&self, state: &mut NodeState, tx: &Tx, index: u64) {
+        let store = &self.0.io.store;
+        let block = ZapBlock::Filter(index).block();
+        let mut missing = Vec::new();
+        for id in zap::leaves_of_filter(index) {
+            let BlockState::Stored(ptr) = state.find(ZapBlock::Leaf(id).block()) else { continue };
+            let txg = ptr.birth_txg.get();
+            if !zap::has_filter(dirty_mut(state, tx, block), id, txg)
+                && let Some(leaf) = store.cache().cache().peek(&store.key(&ptr))
+            {
+                missing.push((id as usize % ZAP_FILTER_LEAVES, leaf, txg));
+            }
         }
-        Ok(state)
+        if !missing.is_empty() {
+            let mut missing = missing.into_iter().peekable();
+            zap::add_filters(dirty_mut(state, tx, block), |slot| {
+                let next = missing.next_if(|(of, ..)| *of == slot);
+                next.map(|(_, leaf, txg)| (leaf, txg))
+            });
+        }
     }
 }
 
@@ -253,7 +276,11 @@ impl LeafStore for Leaves {
             && self.is_at_hand(&state, block, fetched)
         {
             if !filter.is_needed {
-                state = self.open_filter_at_hand(state, tx, (leaf, filter), fetched)?;
+                let is_open;
+                (state, is_open) = self.open_filter_at_hand(state, tx, (leaf, filter), fetched)?;
+                if !is_open {
+                    self.count(ZapCounters::DIRECTORY_FILTERS_VOIDED, 1);
+                }
             } else if let LeafLookup::NotResident(ticket) =
                 self.open_filter_in(&mut state, tx, (leaf, filter), fetched)?
             {
@@ -311,6 +338,33 @@ impl LeafStore for Leaves {
         let mut state = self.0.lock();
         self.0.check_alive(&state)?;
         self.open_filter_in(&mut state, tx, (leaf, filter), fetched)
+    }
+
+    fn make_filters(&self, tx: &Tx, index: u64, seed: u64) -> Result<()> {
+        let leaves = zap::leaves_of_filter(index);
+        let first = ZapBlock::Leaf(leaves.start).block();
+        let mut state = self.0.lock();
+        self.0.check_alive(&state)?;
+        // The leaves of a filter block share an indirect block.
+        if matches!(state.find(first), BlockState::Unknown) {
+            drop(state);
+            if self.0.pin(first, Wait::Refused).is_err() {
+                return Ok(());
+            }
+            state = self.0.lock();
+            self.0.check_alive(&state)?;
+        }
+        let mut blocks = leaves.map(|id| ZapBlock::Leaf(id).block());
+        if !blocks.any(|block| self.is_at_hand(&state, block, &[])) {
+            return Ok(());
+        }
+        let opening = FilterOpening { seed, replaces: false, is_needed: false };
+        let leaf = (index * ZAP_FILTER_LEAVES as u64, opening);
+        let (mut state, is_open) = self.open_filter_at_hand(state, tx, leaf, &[])?;
+        if is_open {
+            self.add_filters(&mut state, tx, index);
+        }
+        Ok(())
     }
 
     fn free_aside(&self, tx: &Tx) -> Result<()> {

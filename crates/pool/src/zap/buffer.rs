@@ -342,7 +342,7 @@ impl Fat {
         }
         self.pages = DepthTable::new(0);
         *self.sweep = Sweep::default();
-        self.share = None;
+        (self.share, self.first_filters) = (None, 0..0);
         Ok(())
     }
 

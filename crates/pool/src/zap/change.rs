@@ -58,11 +58,13 @@ pub(super) struct Changed {
     pub(super) wants_merge: bool,
     /// Whether the name was buffered because its leaf is not in memory.
     pub(super) lacks_leaf: bool,
+    /// Whether leaves have no filters because the directory has just become large.
+    pub(super) lacks_filters: bool,
 }
 
 impl Changed {
     pub(super) fn new(change: Change, merge_due: bool) -> Self {
-        Self { change, merge_due, wants_merge: false, lacks_leaf: false }
+        Self { change, merge_due, wants_merge: false, lacks_leaf: false, lacks_filters: false }
     }
 }
 

@@ -17,6 +17,8 @@
 //! - When the directory's lock is free, the depth in the header is that of the deepest leaf, and
 //!   the counts in the header are right.
 
+use std::ops::Range;
+
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::access::{LeafAccess, filter_of};
@@ -59,6 +61,8 @@ pub(super) struct Fat {
     pub(super) share: Option<AidShare>,
     /// Whether names that are looked up are in their leaves.
     pub(super) presence: Presence,
+    /// The filter blocks that are left to be made since the directory became large.
+    pub(super) first_filters: Range<u8>,
 }
 
 impl Fat {
@@ -82,7 +86,8 @@ impl Fat {
     fn with(header: ZapFatPhys) -> Self {
         let (table, pages) = (DepthTable::new(header.depth), DepthTable::new(header.page_depth));
         let presence = Presence::default();
-        Self { header, table, pages, sweep: Box::default(), share: None, presence }
+        let (share, first_filters) = (None, 0..0);
+        Self { header, table, pages, sweep: Box::default(), share, presence, first_filters }
     }
 
     /// From a header that comes from a device.

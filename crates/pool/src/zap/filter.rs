@@ -17,7 +17,7 @@
 //!
 //! A filter block changes only in the sync of a txg, see `object/sync_blocks.rs`.
 
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -49,11 +49,19 @@ pub(crate) enum SlotChange<B> {
     Drop,
     /// The txg writes this leaf.
     Leaf(B),
+    /// The leaf is as that txg wrote it, and may have no filter yet.
+    Stored(B, u64),
 }
 
 /// The filter block of a leaf.
 pub(super) fn block_of(leaf: u64) -> u64 {
     leaf / ZAP_FILTER_LEAVES as u64
+}
+
+/// The leaves of a filter block.
+pub(crate) fn leaves_of(index: u64) -> Range<u64> {
+    let leaves = ZAP_FILTER_LEAVES as u64;
+    index * leaves..(index + 1) * leaves
 }
 
 /// Turns a new block of zeros into a filter block without filters, and a damaged one too.
@@ -75,7 +83,7 @@ pub(super) fn find(block: &[u8], leaf: u64, leaf_txg: u64, home: u64) -> Answer 
 }
 
 /// Whether the block has a filter of this leaf as that txg wrote it.
-pub(super) fn is_valid(block: &[u8], leaf: u64, leaf_txg: u64) -> bool {
+pub(crate) fn is_valid(block: &[u8], leaf: u64, leaf_txg: u64) -> bool {
     slot_of(block, leaf, leaf_txg)
         .is_some_and(|slot| slot.names.get() == 0 || data_of(block, slot).is_some())
 }
@@ -129,9 +137,10 @@ pub(crate) fn rebuild<B: Deref<Target: AsRef<[u8]>>>(
         let slot = match change(index) {
             SlotChange::Drop => None,
             SlotChange::Keep => copy_slot(block, &old.slots[index], &mut out),
-            SlotChange::Leaf(leaf) => Leaf::read((*leaf).as_ref())
-                .and_then(|leaf| put_slot(&leaf, old.seed.get(), txg, &mut out))
-                .ok(),
+            SlotChange::Leaf(leaf) => slot_for((*leaf).as_ref(), old.seed.get(), txg, &mut out),
+            SlotChange::Stored(leaf, txg) => {
+                slot_for((*leaf).as_ref(), old.seed.get(), txg, &mut out)
+            }
         };
         // Leaves of very short names can have more fingerprints than the block has space for.
         match slot.filter(|_| out.len() <= ZAP_LEAF_BYTES) {
@@ -142,6 +151,20 @@ pub(crate) fn rebuild<B: Deref<Target: AsRef<[u8]>>>(
     out[..HEAD].copy_from_slice(head.as_bytes());
     out.resize(out.len().next_multiple_of(ZAP_LEAF_STEP).min(ZAP_LEAF_BYTES), 0);
     out
+}
+
+/// Adds filters of leaves that are stored to a block that is open for changes.
+pub(crate) fn add<B: Deref<Target: AsRef<[u8]>>>(
+    block: &mut [u8],
+    mut leaf: impl FnMut(usize) -> Option<(B, u64)>,
+) {
+    let new = rebuild(block, 0, |slot| match leaf(slot) {
+        Some((leaf, txg)) => SlotChange::Stored(leaf, txg),
+        None => SlotChange::Keep,
+    });
+    let (head, rest) = block.split_at_mut(new.len());
+    head.copy_from_slice(&new);
+    rest.fill(0);
 }
 
 /// Whether this is a filter block.
@@ -161,6 +184,11 @@ fn copy_slot(
     let slot = ZapFilterSlotPhys { at: (out.len() as u16).into(), ..*old };
     out.extend_from_slice(data_of(block, old)?);
     Some(slot)
+}
+
+/// Appends the filter of a leaf that `txg` wrote.
+fn slot_for(leaf: &[u8], seed: u64, txg: u64, out: &mut Vec<u8>) -> Option<ZapFilterSlotPhys> {
+    Leaf::read(leaf).and_then(|leaf| put_slot(&leaf, seed, txg, out)).ok()
 }
 
 fn put_slot(

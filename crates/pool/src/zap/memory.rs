@@ -1,6 +1,6 @@
 //! An in-memory [`LeafStore`] for tests. Leaves are packed between txgs, and evicted at random.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use forebay_base::counters::Counter;
 use forebay_base::rng::SmallRng;
@@ -9,8 +9,8 @@ use forebay_base::sync::{Arc, Mutex};
 use super::share::{AidMemory, AidShare};
 use super::store::{FilterOpening, LeafLookup, LeafStore, Prefetched, ZapCounts};
 use super::{
-    MergeBatch, Pace, SlotChange, Zap, ZapCounters, filter_of, open_filter, pack, put_counts,
-    rebuild_filter,
+    MergeBatch, Pace, SlotChange, Zap, ZapCounters, add_filters, filter_of, has_filter,
+    leaves_of_filter, open_filter, pack, put_counts, rebuild_filter,
 };
 use crate::format::{TAIL_BYTES, ZAP_FILTER_LEAVES, ZAP_LEAF_BYTES, ZAP_PAGE_BYTES, ZapBlock};
 use crate::wait::Wait;
@@ -450,6 +450,30 @@ impl LeafStore for MemoryStore {
         fetched: &[Fetched],
     ) -> Result<LeafLookup<(), Ticket>> {
         self.state.lock().open_filter(leaf, filter, fetched)
+    }
+
+    fn make_filters(&self, _: &(), index: u64, seed: u64) -> Result<()> {
+        let mut state = self.state.lock();
+        let at_hand: Vec<(u64, Option<(Vec<u8>, u64)>)> = leaves_of_filter(index)
+            .filter_map(|id| {
+                let leaf = state.leaves.get(&ZapBlock::Leaf(id)).filter(|leaf| !leaf.is_away())?;
+                Some((id, leaf.is_clean().then(|| (leaf.bytes.clone(), leaf.txg))))
+            })
+            .collect();
+        let Some((first, _)) = at_hand.first() else { return Ok(()) };
+        let opening = FilterOpening { seed, replaces: false, is_needed: false };
+        if let LeafLookup::NotResident(_) = state.open_filter(*first, opening, &[])? {
+            return Ok(());
+        }
+        let block = state.leaves.get_mut(&ZapBlock::Filter(index)).expect("it is open");
+        let (mut stored, bytes) = (BTreeMap::new(), &mut block.bytes);
+        for (id, leaf) in at_hand {
+            if let Some((leaf, txg)) = leaf.filter(|(_, txg)| !has_filter(bytes, id, *txg)) {
+                stored.insert(id as usize % ZAP_FILTER_LEAVES, (leaf.into_boxed_slice(), txg));
+            }
+        }
+        add_filters(bytes, |slot| stored.remove(&slot));
+        Ok(())
     }
 
     fn free_aside(&self, _: &()) -> Result<()> {

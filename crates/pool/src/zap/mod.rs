@@ -33,6 +33,7 @@ mod cursor;
 mod entry;
 mod fat;
 mod filter;
+mod first_filters;
 pub(crate) mod inspect;
 mod leaf;
 #[cfg(test)]
@@ -72,7 +73,10 @@ use crate::{Error, ErrorKind, Result};
 pub(crate) use access::filter_of;
 pub use entry::{Cookie, Entry, Value};
 pub(crate) use fat::{counts_of, put_counts};
-pub(crate) use filter::{SlotChange, open as open_filter, rebuild as rebuild_filter};
+pub(crate) use filter::{
+    SlotChange, add as add_filters, is_valid as has_filter, leaves_of as leaves_of_filter,
+    open as open_filter, rebuild as rebuild_filter,
+};
 pub(crate) use leaf::pack;
 pub(crate) use queue::{DRAIN_PAUSE_NS, MergeQueue, MergeTask, Pace};
 pub(crate) use rounds::{DrainStep, MergeBatch};
@@ -367,6 +371,9 @@ impl<S: LeafStore> Zap<S> {
         if changed.wants_merge && !requested.swap(true, Ordering::Relaxed) {
             self.store.request_merge();
         }
+        if changed.lacks_filters {
+            self.make_first_filters(tx);
+        }
         if changed.merge_due {
             // The removal itself has succeeded. If the buddy leaf cannot be read, a later lookup of
             // a name in it reports the error.
@@ -426,7 +433,13 @@ impl<S: LeafStore> Zap<S> {
             }
         }
         match &mut state.form {
-            DirectoryForm::Fat(fat) => fat.change(access, tx, request),
+            DirectoryForm::Fat(fat) => {
+                let mut step = fat.change(access, tx, request);
+                if let Ok(OpStep::Done(changed)) = &mut step {
+                    changed.lacks_filters = fat.lacks_filters();
+                }
+                step
+            }
             DirectoryForm::Micro(_) => unreachable!("a full micro directory was converted to fat"),
         }
     }

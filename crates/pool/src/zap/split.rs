@@ -101,7 +101,11 @@ impl Fat {
         if header.depth != self.header.depth {
             self.table.resize(header.depth);
         }
+        let becomes_large = header.aided > self.header.aided;
         self.header = header;
+        if becomes_large {
+            self.begin_first_filters();
+        }
         self.resize_share();
         Ok(())
     }

@@ -141,6 +141,11 @@ pub(crate) trait LeafStore {
         fetched: &[Self::Fetched],
     ) -> Result<LeafLookup<(), Self::Ticket>>;
 
+    /// Opens the filter block with this number, for the filters of leaves that the txg has changed,
+    /// and adds filters of other leaves that are in memory and have none. Does nothing if no leaf
+    /// of the block is in memory, or if it would have to wait. `seed` is that of the directory.
+    fn make_filters(&self, tx: &Self::Tx, index: u64, seed: u64) -> Result<()>;
+
     /// Frees all filter blocks and buffer pages.
     fn free_aside(&self, tx: &Self::Tx) -> Result<()>;
 

@@ -10,6 +10,8 @@ use forebay_pool::{BlockCache, Directory, ErrorKind, ImportOptions, Pool};
 use crate::common::{MIB, cache, check, create, dataset, import, import_options, memory};
 
 const NAMES: u32 = 40_000;
+/// A directory of so many has just as many leaves as make it large.
+const LARGE_NAMES: u32 = 20_000;
 
 fn counter(pool: &Pool, name: &str) -> u64 {
     pool.stats().counters.iter().filter(|(n, ..)| *n == name).map(|(.., value)| value).sum()
@@ -20,6 +22,13 @@ fn waited_reads(pool: &Pool) -> u64 {
     let counters = pool.stats().counters;
     let waited = counters.iter().filter(|(name, label, _)| (*name, *label) == ("reads", "miss"));
     waited.map(|(.., value)| value).sum()
+}
+
+/// Leaves that operations waited for.
+fn leaf_waits(pool: &Pool) -> u64 {
+    let counters = pool.stats().counters;
+    let waits = counters.iter().filter(|c| (c.0, c.1) == ("directory_waits", "leaf"));
+    waits.map(|(.., value)| value).sum()
 }
 
 fn name(number: u32) -> [u8; 24] {
@@ -41,7 +50,8 @@ struct Cold {
     directory: Directory,
 }
 
-fn cold() -> Cold {
+/// A pool with an empty directory.
+fn fresh() -> Cold {
     let (device, cache) = (memory(256 * MIB), cache(64 * MIB));
     let pool = create(&device, &cache);
     pool.set_tunable("directory_buffer", "true").expect("a tunable");
@@ -50,17 +60,19 @@ fn cold() -> Cold {
     let number = data.create_directory(&tx, &[]).expect("a directory");
     drop(tx);
     let directory = data.directory(number).expect("it");
+    Cold { device, cache, pool, directory }
+}
+
+fn cold() -> Cold {
+    let new = fresh();
     for number in 0..NAMES {
         if number % 10_000 == 0 {
             // A leaf gets its filter with the first group that changes it in a large directory.
-            pool.sync().expect("a txg");
+            new.pool.sync().expect("a txg");
         }
-        insert(&pool, &directory, number);
+        insert(&new.pool, &new.directory, number);
     }
-    drop((directory, data));
-    pool.export().expect("an export");
-    cache.cache().clear();
-    open(device, cache, number)
+    new.again()
 }
 
 fn open(device: Arc<dyn Device>, cache: Arc<BlockCache>, number: u64) -> Cold {
@@ -144,6 +156,58 @@ fn creates_in_a_cold_directory_read_few_leaves() {
     let cold = cold.again();
     cold.expect(0..NAMES + 4000);
     check(&cold.pool);
+}
+
+/// Leaves split in waves: the last leaf that splits makes the directory large, and no other splits
+/// before the export. All of them were changed in the same group before.
+#[test]
+fn a_directory_that_becomes_large_in_the_last_group_has_filters() {
+    let new = fresh();
+    (0..LARGE_NAMES).for_each(|number| insert(&new.pool, &new.directory, number));
+    let cold = new.again();
+    let stats = cold.directory.stats().expect("it is valid");
+    assert_eq!((stats.leaves, stats.filters), (64, 64), "{stats}");
+    let cold = cold.again();
+    for number in LARGE_NAMES..LARGE_NAMES + 200 {
+        assert!(cold.directory.lookup(&name(number)).expect("it is possible").is_none());
+        insert(&cold.pool, &cold.directory, number);
+    }
+    let waits = leaf_waits(&cold.pool);
+    assert!(waits <= 8, "{waits} leaves were waited for");
+    cold.pool.sync().expect("a txg");
+    cold.directory.audit().expect("it is valid");
+    check(&cold.pool);
+    cold.again().expect(0..LARGE_NAMES + 200);
+}
+
+/// Leaves that earlier groups have written get filters, too, if they are in memory.
+#[test]
+fn a_directory_that_becomes_large_has_filters_of_stored_leaves() {
+    let Cold { pool, directory, .. } = fresh();
+    pool.set_tunable("directory_buffer", "false").expect("a tunable");
+    let leaves = || directory.stats().expect("it is valid").leaves;
+    let mut names = 0;
+    let mut insert_next = || {
+        insert(&pool, &directory, names);
+        names += 1;
+    };
+    (0..LARGE_NAMES).for_each(|_| insert_next());
+    while leaves() == 64 {
+        (0..50).for_each(|_| insert_next());
+    }
+    pool.sync().expect("a txg");
+    let before = directory.stats().expect("it is valid");
+    assert_eq!(before.filters, 0);
+    pool.set_tunable("directory_buffer", "true").expect("a tunable");
+    // Leaves split in waves, so the next one does soon.
+    while leaves() == before.leaves {
+        pool.sync().expect("a txg");
+        insert_next();
+    }
+    pool.sync().expect("a txg");
+    let after = directory.audit().expect("it is valid");
+    assert_eq!(after.filters, after.leaves, "{after}");
+    check(&pool);
 }
 
 /// Inserts names into a cold directory until the pool has moved some in the background.

@@ -7,6 +7,7 @@ mod cursor;
 mod damage;
 mod fill;
 mod filter;
+mod first_filters;
 mod limits;
 mod model;
 mod presence;
