@@ -338,6 +338,8 @@ fn row(subject: &str, threads: usize, bucket: &Bucket) -> Record {
         .figure("cached_data_bytes", bucket.cached[1] as f64)
         .figure("cached_mru_bytes", bucket.mru_bytes as f64)
         .figure("dirty_bytes", bucket.dirty_bytes as f64)
+        .figure("buffer_bytes", bucket.buffer_bytes as f64)
+        .figure("requested_bytes", bucket.requested_bytes as f64)
         .figure("reads_waited_for_per_s", bucket.waited_reads_per_s)
 }
 

@@ -42,6 +42,9 @@ pub(crate) struct Bucket {
     pub(crate) mru_bytes: u64,
     /// Dirty bytes.
     pub(crate) dirty_bytes: u64,
+    /// Bytes of live buffers of the cache's arena: their blocks, and what was asked for.
+    pub(crate) buffer_bytes: u64,
+    pub(crate) requested_bytes: u64,
     /// Reads of the pool per second in the bucket that a thread waited for.
     pub(crate) waited_reads_per_s: f64,
 }
@@ -268,12 +271,15 @@ impl BucketRecorder {
             return;
         }
         let (all, reads) = (done.load(Ordering::Relaxed), waited_reads(pooled));
+        let arena = pooled.cache.arena().stats();
         self.buckets.push(Bucket {
             end_s: now.duration_since(self.begun).as_secs_f64(),
             per_s: (all - self.seen) as f64 / elapsed.as_secs_f64(),
             cached: resident_by_class(&pooled.cache),
             mru_bytes: resident_in_mru(&pooled.cache),
             dirty_bytes: pooled.cache.dirty_bytes(),
+            buffer_bytes: arena.used_bytes,
+            requested_bytes: arena.requested_bytes,
             waited_reads_per_s: (reads - self.reads) as f64 / elapsed.as_secs_f64(),
         });
         (self.seen, self.since, self.reads) = (all, now, reads);
