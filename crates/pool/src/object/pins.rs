@@ -39,7 +39,7 @@ struct SlotHintEntry {
     /// The cache slot.
     slot_hint: SlotHint,
     /// Offset of the content from the content of the indirect block, in units of [`ALIGN_BYTES`].
-    /// Both lie in the same arena.
+    /// Both lie in the same arena. 0 if they are more than a tebibyte apart.
     units: i32,
 }
 
