@@ -409,6 +409,10 @@ impl LeafStore for Leaves {
         directories.memory.take(bytes, max_bytes)
     }
 
+    fn shared_bytes(&self) -> u64 {
+        self.0.io.ahead.directories().memory.bytes()
+    }
+
     fn free_bytes(&self) -> u64 {
         self.0.io.store.cache().cache().free_bytes()
     }

@@ -3,7 +3,7 @@
 //! Most operations need a leaf, and misses start a pass over all of them, see
 //! [`DirectoryReadahead`](crate::readahead::DirectoryReadahead). New names need none while they are
 //! buffered. Then leaves are read ahead only if the cache has free memory for all that are left of
-//! the pass, such as after an import, or if filters do not help.
+//! the pass, and for filters and pages, such as after an import, or if filters do not help.
 //!
 //! # Locking
 //!
@@ -113,9 +113,12 @@ impl<S: LeafStore> Zap<S> {
         }
     }
 
-    /// Whether the cache has free memory for so many leaves. Those that a pass has read have taken
-    /// some, so it asks for the rest only.
+    /// Whether the cache has free memory for so many leaves, beside the filters and pages of all
+    /// directories: many of them may read leaves ahead at the same time, and leaves that push out
+    /// filters are worse than none. Leaves that a pass has read have taken some memory, so it asks
+    /// for the rest only.
     fn has_memory_for(&self, leaves: u64) -> bool {
-        leaves.saturating_mul(ZAP_LEAF_BYTES as u64) <= self.store.free_bytes()
+        let bytes = leaves.saturating_mul(ZAP_LEAF_BYTES as u64);
+        bytes.saturating_add(self.store.shared_bytes()) <= self.store.free_bytes()
     }
 }

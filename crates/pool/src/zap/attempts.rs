@@ -22,6 +22,9 @@ const RETRIES_MAX: usize = 200;
 /// Fetched blocks that an operation keeps; the oldest are dropped. More than any operation uses at
 /// once.
 const FETCHED_MAX: usize = 16;
+/// With a filter block or page that is waited for, so many of the directory are read at a time even
+/// if reads queue in the device. Each is used sooner than a leaf, and would be waited for alone.
+const ASIDE_READS_MIN: usize = 8;
 
 /// Result of one attempt of an operation.
 pub(super) enum OpStep<R, T> {
@@ -169,9 +172,14 @@ impl<S: LeafStore> Zap<S> {
             _ => Vec::new(),
         };
         drop(state);
-        let left = ids.len() - self.store.prefetch(&ids, 0).taken;
+        let aside = match known {
+            Some(ZapBlock::Filter(at) | ZapBlock::Page(at)) => Some(at),
+            _ => None,
+        };
+        let least = if aside.is_some() && !blocks.is_in_background() { ASIDE_READS_MIN } else { 0 };
+        let left = ids.len() - self.store.prefetch(&ids, least).taken;
         if left > 0
-            && let Some(ZapBlock::Filter(at) | ZapBlock::Page(at)) = known
+            && let Some(at) = aside
             && let Ok(mut state) = self.lock(wait)
             && let DirectoryForm::Fat(fat) = &mut state.form
         {

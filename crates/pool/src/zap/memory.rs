@@ -509,6 +509,10 @@ impl LeafStore for MemoryStore {
         state.aid_memory.take(bytes, state.aid_bytes_max.unwrap_or(u64::MAX))
     }
 
+    fn shared_bytes(&self) -> u64 {
+        self.state.lock().aid_memory.bytes()
+    }
+
     fn free_bytes(&self) -> u64 {
         let state = self.state.lock();
         let leaves = state.leaves.iter().filter(|(id, _)| matches!(id, ZapBlock::Leaf(_)));

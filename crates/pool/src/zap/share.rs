@@ -35,8 +35,8 @@ impl AidMemory {
         }
     }
 
-    #[cfg(test)]
-    pub(super) fn bytes(&self) -> u64 {
+    /// The sum.
+    pub(crate) fn bytes(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }

@@ -168,6 +168,9 @@ pub(crate) trait LeafStore {
     /// A share of memory for so many bytes of filters and buffer pages, if there is as much.
     fn take_share(&self, bytes: u64) -> Option<AidShare>;
 
+    /// The sum of the shares of memory that directories have taken.
+    fn shared_bytes(&self) -> u64;
+
     /// Free memory of the cache: so many bytes can be read ahead without an eviction.
     fn free_bytes(&self) -> u64;
 

@@ -28,6 +28,19 @@ fn cold() -> (Zap<MemoryStore>, MemoryStore) {
     (zap, store)
 }
 
+/// The share of memory of the only directory, which takes it with its first name.
+fn shared_bytes(zap: &Zap<MemoryStore>) -> u64 {
+    create(zap, 10 * NAMES..10 * NAMES + 1);
+    let bytes = zap.store().state.lock().aid_memory.bytes();
+    assert!(bytes > 0);
+    bytes
+}
+
+/// The cache has memory for so many leaves, and so many bytes more.
+fn set_memory(store: &MemoryStore, leaves: u64, more: u64) {
+    store.state.lock().cache_bytes = leaves * ZAP_LEAF_BYTES as u64 + more;
+}
+
 /// Creates names as the file system does.
 fn create(zap: &Zap<MemoryStore>, numbers: std::ops::Range<u32>) {
     for number in numbers {
@@ -44,7 +57,7 @@ fn leaves_are_read_ahead_into_free_memory() {
     let leaves = sizes(&zap).1;
     assert!(leaves > 64, "{leaves}");
     // A filter that cannot tell may have a leaf read before the pass.
-    store.state.lock().cache_bytes = (leaves + 4) * ZAP_LEAF_BYTES as u64;
+    set_memory(&store, leaves + 4, 2 * shared_bytes(&zap));
     create(&zap, NAMES..NAMES + 100);
     let state = store.state.lock();
     let away = state.leaves.iter().filter(|(id, leaf)| is_leaf(id) && leaf.is_away()).count();
@@ -52,10 +65,12 @@ fn leaves_are_read_ahead_into_free_memory() {
     assert!(state.fetches <= 4, "{} leaves were waited for", state.fetches);
 }
 
+/// Filters and pages need memory, too, and are used by each create.
 #[test]
 fn leaves_that_find_no_free_memory_are_not_read_ahead() {
     let (zap, store) = cold();
-    store.state.lock().cache_bytes = sizes(&zap).1 * ZAP_LEAF_BYTES as u64 - 1;
+    // What was read in vain before has memory of its own.
+    set_memory(&store, sizes(&zap).1, shared_bytes(&zap) / 2);
     create(&zap, NAMES..NAMES + 600);
     assert!(buffered(&zap) > 300);
     let state = store.state.lock();
@@ -126,4 +141,17 @@ fn filters_and_pages_come_in_parts_if_reads_would_queue() {
     let waited = state.fetched_blocks.iter().filter(|id| is_filter(id)).count();
     assert!(filters > 4 * AT_ONCE, "{filters}");
     assert!((2..=filters * 2 / 3).contains(&waited), "{waited} of {filters}");
+}
+
+/// Leaves that are read ahead may fill the device. Filters do not wait for their end, one by one.
+#[test]
+fn filters_come_together_though_the_device_is_busy() {
+    let (zap, store) = cold();
+    store.state.lock().prefetches_at_once = Some(0);
+    create(&zap, NAMES..NAMES + 200);
+    let state = store.state.lock();
+    let is_filter = |id: &ZapBlock| matches!(id, ZapBlock::Filter(_));
+    let filters = state.leaves.keys().filter(|id| is_filter(id)).count();
+    let waited = state.fetched_blocks.iter().filter(|id| is_filter(id)).count();
+    assert!(filters > 12 && waited <= filters / 4, "{waited} of {filters}");
 }
