@@ -119,6 +119,19 @@ impl<'a> SyncContext<'a> {
         self.or_leak(|ctx| ctx.store.free(ptr, ctx.space)).map(drop)
     }
 
+    /// As [`free`](Self::free), for a block whose write has failed. The pieces of a gang are leaked
+    /// and counted if they cannot be read now: they may not have been written, so waiting for their
+    /// device may not help, and the group can go on without it.
+    pub(crate) fn free_unwritten(&mut self, ptr: &BlockPtrPhys) -> Result<()> {
+        match self.free(ptr) {
+            Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Device) => {
+                self.leak();
+                Ok(())
+            }
+            freed => freed,
+        }
+    }
+
     /// Runs a step that reads what is to be freed. Returns `None` and counts a leak if it is
     /// damaged: that must not stop the pool. While no device answers that may have it, and while
     /// memory is short, the step is repeated after the pause.

@@ -453,7 +453,7 @@ fn rewrite(
     }
     let mut attributes = INDIRECT_BLOCKS;
     if !grows && !old.ptr.is_hole() {
-        ctx.free(&old.ptr)?;
+        ctx.free_or_leak(&old.ptr)?;
         // The update has just read the block. Its new version counts as used before, so it need not
         // pass admission.
         attributes = attributes.again();
@@ -486,7 +486,7 @@ fn rewrite_block(
         return Ok(old);
     }
     if !old.is_null() {
-        ctx.free(&old)?;
+        ctx.free_or_leak(&old)?;
     }
     if new.is_preallocated() {
         ctx.preallocate(&new);

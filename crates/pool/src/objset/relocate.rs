@@ -155,8 +155,7 @@ fn rewrite(
         cache: Some(attributes),
     };
     let new = ctx.write_new(changed, &props)?;
-    // The blocks of a gang may not have been written.
-    ctx.free_or_leak(ptr)?;
+    ctx.free_unwritten(ptr)?;
     Ok(new)
 }
 

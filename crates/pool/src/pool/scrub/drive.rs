@@ -60,7 +60,11 @@ impl PoolInner {
             }
             match self.end_of_heals() {
                 Some(Conditions { flush_failures, .. }) => {
-                    if let Err(error) = self.devices.caught_up(status.txg, flush_failures) {
+                    // As for a resilver: the walk may have left out what a txg frees that is
+                    // being written.
+                    let durable = self.txgs.wait_closed();
+                    let caught_up = || self.devices.caught_up(status.txg, flush_failures);
+                    if let Err(error) = durable.and_then(|()| caught_up()) {
                         let pool = &*self.name;
                         tracing::warn!(pool, %error, "devices stay degraded after the scrub");
                     }
@@ -87,7 +91,10 @@ impl PoolInner {
             run.record.status.state
         };
         let synced = self.store_scrub(state);
-        self.finish_replacements();
+        // After a failure no label may leave a device out: labels are written without a group.
+        if synced.is_ok() {
+            self.finish_replacements();
+        }
         let status = self.scrub.run.lock().record.status;
         let report = self.scrub_report(&status);
         let text = summary(&report);
