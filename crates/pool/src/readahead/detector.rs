@@ -129,12 +129,12 @@ struct Candidate {
 /// read right after a candidate makes a sequential stream. A read at some distance from a candidate
 /// suggests a stride. A stride that is confirmed [`CONFIRMATIONS`] times makes a strided stream.
 ///
-/// Each stream is read ahead by its *distance*, which is refilled when half of it is used, or an
-/// eighth of the longest one. The distance starts with four reads. It doubles with each refill up
-/// to a bound (`prefetch_ramp_bytes`), and up to a higher bound (`prefetch_max_bytes`) with each
-/// read that finds its block still in flight: only then does more distance help. It halves with
-/// each read whose prefetched block is missing: the cache cannot keep so many. A read that is
-/// longer than what was issued misses the rest, and says nothing of that.
+/// Each stream is read ahead by its *distance*, which is refilled when half of it is used. The
+/// distance starts small. It doubles with each refill up to a bound (`prefetch_ramp_bytes`), and up
+/// to a higher bound (`prefetch_max_bytes`) with each read that finds its block still in flight:
+/// only then does more distance help. It halves with each read whose prefetched block is missing:
+/// the cache cannot keep so many. A read that is longer than what was issued misses the rest, and
+/// says nothing of that.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub(crate) struct StreamDetector {
@@ -237,9 +237,8 @@ impl StreamDetector {
             let end = candidate_first.saturating_add(u64::from(candidate.blocks));
             let read_end = first.saturating_add(u64::from(blocks));
             if delta > 0 && first <= end && read_end > end {
-                let longest = candidate.blocks.max(blocks);
                 *candidate = Candidate::default();
-                return Some(Stream::new(read_end, (1, 1), longest, now_ns()));
+                return Some(Stream::new(read_end, 1, 1, now_ns()));
             }
             if delta == candidate.stride && delta != 0 {
                 *candidate_first = first;
@@ -249,8 +248,7 @@ impl StreamDetector {
                 }
                 let run = candidate.blocks.max(blocks);
                 *candidate = Candidate::default();
-                let next = first.wrapping_add_signed(delta);
-                return Some(Stream::new(next, (delta, run), 1, now_ns()));
+                return Some(Stream::new(first.wrapping_add_signed(delta), delta, run, now_ns()));
             }
             let distance = delta.unsigned_abs();
             let suggests = candidate.confirmed == 0 && (1..=STRIDE_MAX).contains(&distance);
@@ -275,7 +273,7 @@ impl StreamDetector {
     /// Adds a new stream. If there are too many, it replaces the stream that has been idle longest.
     fn start(
         &mut self,
-        mut stream: Stream,
+        stream: Stream,
         end_block: u64,
         limits: &Limits,
         counters: &PrefetchCounters,
@@ -293,7 +291,6 @@ impl StreamDetector {
         }
         counters.add(PrefetchCounters::STARTED, 0, 1);
         counters.add(PrefetchCounters::MISSES, 0, 1);
-        stream.limit_first(limits);
         self.streams.push(stream);
         self.streams.last_mut()?.take((0, false), ReadOutcome::Hit, end_block, limits)
     }

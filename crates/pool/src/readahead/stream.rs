@@ -4,11 +4,8 @@
 
 use super::detector::{Limits, Plan, ReadOutcome};
 
-/// Initial distance of a stream, in reads.
+/// Initial distance of a stream, in accesses.
 const FIRST_DISTANCE: u32 = 4;
-/// Parts of the longest distance. A stream that needs it is refilled after each part: while a half
-/// is being read, the other half may have arrived, and nothing is on its way.
-const REFILLS: u32 = 8;
 /// Reads up to this many accesses behind the newest belong to the stream: readers on several
 /// threads overtake each other.
 const BEHIND: i64 = 32;
@@ -50,17 +47,10 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    /// A stream whose reads so far took up to `accesses` accesses each.
-    pub(super) fn new(next: u64, (stride, run): (i64, u32), accesses: u32, now_ns: u64) -> Self {
+    pub(super) fn new(next: u64, stride: i64, run: u32, now_ns: u64) -> Self {
         debug_assert!(stride != 0);
-        let distance = FIRST_DISTANCE.saturating_mul(accesses);
+        let distance = FIRST_DISTANCE;
         Self { next, stride, run, ahead: 0, distance, outran: false, jumps: 0, last_ns: now_ns }
-    }
-
-    /// Does not start with more than grows by use alone, unless four accesses are more.
-    pub(super) fn limit_first(&mut self, limits: &Limits) {
-        let ramp = limits.ramp_blocks / self.run.max(1);
-        self.distance = self.distance.min(ramp.max(FIRST_DISTANCE));
     }
 
     /// Blocks issued and not read yet.
@@ -135,8 +125,7 @@ impl Stream {
             _ => {}
         }
         self.distance = self.distance.clamp(1, most);
-        let used = self.distance.saturating_sub(self.ahead);
-        if used < self.distance.div_ceil(2).min((most / REFILLS).max(1)) {
+        if self.ahead > self.distance / 2 {
             return None;
         }
         let plan = self.plan(end_block);

@@ -5,8 +5,6 @@ use proptest::prelude::*;
 
 use super::*;
 
-mod link;
-
 const BLOCK_BYTES: u64 = 128 << 10;
 
 /// A detector and a naive reader that keeps the prefetched blocks and checks each plan.
@@ -17,7 +15,6 @@ struct Reader {
     end_block: u64,
     cached: BTreeSet<u64>,
     planned: u64,
-    plans: u64,
     read: u64,
     now_ns: u64,
 }
@@ -31,7 +28,6 @@ impl Reader {
             end_block,
             cached: BTreeSet::new(),
             planned: 0,
-            plans: 0,
             read: 0,
             now_ns: 0,
         }
@@ -68,7 +64,6 @@ impl Reader {
         assert!(count > 0, "an empty plan");
         assert!(count <= u64::from(self.limits.max_blocks), "{count} blocks at once");
         self.planned += count;
-        self.plans += 1;
     }
 
     fn sum(&self, row: forebay_base::counters::Counter) -> u64 {
@@ -167,22 +162,6 @@ fn distance_grows_by_use_to_one_bound_and_by_late_prefetches_to_another() {
     assert_eq!(reader.detector.streams.len(), 1);
 }
 
-/// Else what is on its way would not last for a round trip.
-#[test]
-fn a_stream_at_the_longest_distance_is_refilled_after_each_eighth() {
-    let mut reader = Reader::new(100_000);
-    for block in 0..1000 {
-        reader.read_found(block, 1, ReadOutcome::InFlight);
-        let ahead = reader.cached.last().map_or(0, |last| last - block);
-        assert!(block < 100 || ahead >= 56, "{ahead} blocks are ahead of {block}");
-    }
-    let plans = reader.plans;
-    for block in 1000..1160 {
-        reader.read_found(block, 1, ReadOutcome::InFlight);
-    }
-    assert_eq!(reader.plans - plans, 20, "in plans of 8");
-}
-
 #[test]
 fn what_a_read_met_is_kept_until_its_stream_reads_on() {
     let mut reader = Reader::new(100_000);
@@ -220,26 +199,6 @@ fn reads_longer_than_the_first_distance_do_not_hold_it_down() {
     assert_eq!(reader.sum(PrefetchCounters::LOST), 0);
     let last = reader.cached.last().map_or(0, |last| last + 1);
     assert!(last > 400, "the reads are ahead: {last}");
-}
-
-#[test]
-fn a_stream_begins_with_four_reads_ahead_but_no_more_than_the_ramp() {
-    let planned_after_two = |blocks: u64, ramp_bytes: u64| {
-        let tunables = PrefetchTunables::default();
-        tunables.set_prefetch_max_bytes(64 << 20).unwrap();
-        tunables.set_prefetch_ramp_bytes(ramp_bytes).unwrap();
-        let mut reader = Reader::new(100_000);
-        reader.limits = Limits::new(&tunables, BLOCK_BYTES);
-        for first in [0, blocks] {
-            reader.read(first, blocks as u32);
-        }
-        reader.planned
-    };
-    assert_eq!(planned_after_two(1, 8 << 20), 4);
-    assert_eq!(planned_after_two(8, 8 << 20), 32);
-    assert_eq!(planned_after_two(30, 8 << 20), 64, "8 MiB");
-    assert_eq!(planned_after_two(8, 1 << 20), 8, "1 MiB");
-    assert_eq!(planned_after_two(8, 0), 4);
 }
 
 #[test]
