@@ -86,6 +86,13 @@ fn labelled(devices: &[Arc<dyn Device>], cache: &SharedCache) -> Vec<Arc<dyn Dev
     devices.iter().filter(has_label).cloned().collect()
 }
 
+/// The devices of the pool that were not found.
+fn missing(pool: &Pool) -> Vec<String> {
+    let devices = pool.devices().into_iter();
+    let missing = devices.filter(|device| device.state == LeafState::Missing);
+    missing.map(|device| format!("{:x}", device.guid)).collect()
+}
+
 /// Imports without one of the devices: everything is there, or a device is named as missing, or the
 /// log can be given up.
 fn with_one_less(
@@ -179,6 +186,11 @@ fn continue_work(
     (image, options): (&mut ImageDevices, &ImportOptions),
     rng: &mut SmallRng,
 ) {
+    // All devices that hold a label are there.
+    let never_labelled = match test.tree {
+        TreeChange::LogMirror => missing(&pool),
+        _ => Vec::new(),
+    };
     let mut work = Workload::new(pool, found, test.load, rng.next_u64()).expect("datasets");
     work.run(STEPS_AFTER).unwrap_or_else(|error| panic!("work after the crash: {error:?}"));
     let (pool, model, history) = work.end().expect("the last commit");
@@ -197,6 +209,11 @@ fn continue_work(
     if test.may_be_degraded() || test.tree != TreeChange::None {
         for device in pool.devices().iter().filter(|one| one.state == LeafState::Offline) {
             pool.online_device(&format!("{:x}", device.guid)).expect("it is there");
+        }
+        // A log mirror was being added, and one side had a label already. The other one never gets
+        // one: it can only leave.
+        for side in never_labelled.iter().filter(|side| missing(&pool).contains(*side)) {
+            pool.detach_device(side).expect("the other side is whole");
         }
         pool.start_resilver().expect("it can be written");
         let status = pool.wait_resilver();
