@@ -39,6 +39,19 @@ fn mirror(sides: Vec<Opened>, memory: &BlockCache) -> Imported {
     pool
 }
 
+/// Txg 5 is durable, the log has all, and nothing is waited for.
+fn resumed(config: &Config) -> Resumed<'_> {
+    Resumed {
+        config,
+        synced: 5,
+        beats: None,
+        relies_on_devices: false,
+        log_is_on: &|_, _| Ok(true),
+        takes_lost_end: false,
+        pause: &|_| panic!("nothing passes"),
+    }
+}
+
 #[test]
 fn a_closed_set_takes_no_device_that_was_opened_again() {
     let (memory, folder) = (memory(), tempfile::tempdir().unwrap());
@@ -118,15 +131,7 @@ fn what_passes_by_itself_refuses_no_device() {
         }
     };
     let pause = |_: Duration| drop(other.lock().take());
-    let resumed = Resumed {
-        config: &pool.config,
-        synced: 5,
-        beats: None,
-        relies_on_devices: false,
-        log_is_on: &log_is_on,
-        takes_lost_end: false,
-        pause: &pause,
-    };
+    let resumed = Resumed { log_is_on: &log_is_on, pause: &pause, ..resumed(&pool.config) };
     assert!(pool.devices.reopen_gone(&resumed, &memory).unwrap());
     let vdev = pool.devices.get(0).unwrap();
     assert_eq!(vdev.used().count(), 2, "none is faulted");
@@ -142,13 +147,9 @@ fn what_does_not_pass_is_not_tried_for_ever() {
         pauses.fetch_add(1, Ordering::Relaxed);
     };
     let resumed = Resumed {
-        config: &pool.config,
-        synced: 5,
-        beats: None,
-        relies_on_devices: false,
         log_is_on: &|_, _| Err(Error::new(ErrorKind::Device, "an fsync is being written there")),
-        takes_lost_end: false,
         pause: &pause,
+        ..resumed(&pool.config)
     };
     let error = pool.devices.reopen_gone(&resumed, &memory).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Suspended, "{error}");
@@ -168,15 +169,7 @@ fn a_side_that_has_lost_its_end_resumes_only_without_a_better_one() {
             file.set_len(SIZE / 2).unwrap();
             file.set_len(SIZE).unwrap();
         }
-        let resumed = Resumed {
-            config: &pool.config,
-            synced: 5,
-            beats: None,
-            relies_on_devices: false,
-            log_is_on: &|_, _| Ok(true),
-            takes_lost_end: false,
-            pause: &|_| panic!("nothing passes"),
-        };
+        let resumed = resumed(&pool.config);
         assert!(pool.devices.reopen_gone(&resumed, &memory).unwrap());
         let vdev = pool.devices.get(0).unwrap();
         let used: Vec<_> = vdev.used().map(|(_, leaf)| leaf.name().to_owned()).collect();
@@ -229,15 +222,7 @@ fn a_side_that_has_lost_its_end_does_not_resume_while_another_is_late() {
     file.set_len(SIZE / 2).unwrap();
     file.set_len(SIZE).unwrap();
     std::fs::rename(path("b"), path("away")).unwrap();
-    let resumed = Resumed {
-        config: &pool.config,
-        synced: 5,
-        beats: None,
-        relies_on_devices: false,
-        log_is_on: &|_, _| Ok(true),
-        takes_lost_end: false,
-        pause: &|_| panic!("nothing passes"),
-    };
+    let resumed = resumed(&pool.config);
     let error = pool.devices.reopen_gone(&resumed, &memory).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Suspended, "{error}");
     let late = path("b").display().to_string();
@@ -260,15 +245,7 @@ fn a_device_whose_label_says_that_it_lacks_blocks_does_not_resume_a_txg() {
     let mut pool = mirror(vec![device("a").into(), device("b").into()], &memory);
     let vdev = pool.devices.get(0).unwrap();
     let check = |config: &Config, at| {
-        let resumed = Resumed {
-            config,
-            synced: 5,
-            beats: None,
-            relies_on_devices: false,
-            log_is_on: &|_, _| Ok(true),
-            takes_lost_end: false,
-            pause: &|_| panic!("nothing passes"),
-        };
+        let resumed = resumed(config);
         let side = Side { vdev, at };
         resumed.check(side, &**side.leaf().device(), &memory)
     };
