@@ -1,8 +1,8 @@
 //! Directories of objects with gaps, in memory as long as there is room for them.
 //!
 //! A dense object needs none: its sectors are in the order of their addresses. The oldest
-//! directories give way. No two objects of a store have the same key, so all views of a follower
-//! share them.
+//! directories give way. No two objects of one history of a store have the same key, so all views
+//! of a follower share them until the store is set back to a copy.
 //!
 //! Locking: `object-directories`, a leaf lock, held for a look or an insert.
 

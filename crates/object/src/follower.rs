@@ -78,8 +78,6 @@ pub(crate) struct Following {
     loader: Loader,
     options: Options,
     nonce: u128,
-    /// Of all views.
-    directories: Arc<Directories>,
     state: tokio::sync::Mutex<FollowerState>,
     pinning: tokio::sync::Mutex<Pinning>,
     told: Mutex<Told>,
@@ -99,6 +97,8 @@ struct FollowerState {
     loaded: Loaded,
     /// Counts the states of the labels.
     labels: u64,
+    /// Of all views of one history of the store.
+    directories: Arc<Directories>,
 }
 
 /// A state of the store that may be in use. It is in order of `labels`.
@@ -234,12 +234,16 @@ impl Following {
             pin_error: None,
             closing: false,
         };
-        let state = FollowerState { known: known.clone(), loaded: Loaded::default(), labels: 0 };
+        let state = FollowerState {
+            known: known.clone(),
+            loaded: Loaded::default(),
+            labels: 0,
+            directories: Directories::new(),
+        };
         let following = Arc::new(Self {
             loader,
             options,
             nonce,
-            directories: Directories::new(),
             state: tokio::sync::Mutex::new(state),
             pinning: tokio::sync::Mutex::default(),
             told: Mutex::named("object-follower", told),
@@ -289,8 +293,14 @@ impl Following {
             return Err(Error::Replaced { store: self.loader.store.to_string() });
         }
         let labels = state.loaded.mutable.clone();
+        let mark = history::mark(before);
         self.take_up(state, known).await?;
-        if state.loaded.mutable.label_differs(&labels, self.options.label_bytes) {
+        let descends = history::is_ancestor(mark, &state.known.content, &state.loaded.chain);
+        if !descends {
+            // If the store was set back, other objects may have the keys of those before.
+            state.directories = Directories::new();
+        }
+        if !descends || state.loaded.mutable.label_differs(&labels, self.options.label_bytes) {
             return Ok(Some(self.new_view(state)));
         }
         let newest = {
@@ -355,7 +365,7 @@ impl Following {
             store_guid: content.store_guid,
             read_only: true,
             follows: true,
-            directories: Arc::clone(&self.directories),
+            directories: Arc::clone(&state.directories),
         };
         let client = Arc::clone(&self.loader.client);
         let engine = Engine::new(&self.loader.store, client, self.options.clone(), start);

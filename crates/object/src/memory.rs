@@ -48,6 +48,13 @@ impl MemoryStore {
         Arc::new(Self { objects: Mutex::named("memory-store", objects) })
     }
 
+    /// Replaces all objects by those of a copy, as a restored bucket has them. New versions still
+    /// differ from all before.
+    pub fn set_back(&self, copy: &Self) {
+        let by_key = copy.objects.lock().by_key.clone();
+        self.objects.lock().by_key = by_key;
+    }
+
     /// All keys, in order, with the sizes of the objects in bytes.
     pub fn objects(&self) -> Vec<(String, u64)> {
         let objects = self.objects.lock();

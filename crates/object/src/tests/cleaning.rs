@@ -383,15 +383,16 @@ fn an_oracle_that_does_not_know_keeps_everything() {
 #[test]
 fn puts_of_a_paused_old_owner_are_harmless() {
     let mut puts = 0;
-    for seed in 0..100 {
+    let first = testing::seed(0);
+    for seed in (0..100).map(|n| first.wrapping_add(n)) {
         let memory = MemoryStore::new();
-        let host =
-            |at: u64| SimulatedStore::new(Arc::clone(&memory), Network::BAD, seed + 1000 * at);
+        let from = |at: u64| seed.wrapping_add(at);
+        let host = |at| SimulatedStore::new(Arc::clone(&memory), Network::BAD, from(at));
         simulate(async {
             let mut rng = SmallRng::from_seed(seed);
             let live = LiveSectors::new();
             let mut blocks = Blocks { next: MUTABLE_BYTES, ..Blocks::default() };
-            let (one, two) = (host(1), host(2));
+            let (one, two) = (host(1000), host(2000));
             let old = Session::create(&one, options("old", seed)).await;
             old.clean(&live);
             for tag in 1..8 {
@@ -413,7 +414,7 @@ fn puts_of_a_paused_old_owner_are_harmless() {
             busy.await_pause(&one, &mut rng).await;
             puts += one.puts_under_way();
             // Another host takes over, and its blocks are those of the last flush it finds.
-            let mut new = Session::open(&two, options("new", seed + 1)).await.unwrap();
+            let mut new = Session::open(&two, options("new", from(1))).await.unwrap();
             expect_all(&new, &blocks).await;
             blocks.next = new.engine.first_unused;
             // It knows its own blocks only: the blocks of the old one's last round are dead for it.
@@ -434,7 +435,7 @@ fn puts_of_a_paused_old_owner_are_harmless() {
             if seed % 2 == 0 {
                 new.close().await;
             }
-            new = Session::open(&two, options("newer", seed + 2)).await.unwrap();
+            new = Session::open(&two, options("newer", from(2))).await.unwrap();
             expect_all(&new, &blocks).await;
         });
     }
@@ -454,7 +455,8 @@ impl Session {
 
 #[test]
 fn orphans_of_dead_owners_are_deleted_and_nothing_else() {
-    for seed in 0..10 {
+    let first = testing::seed(0);
+    for seed in (0..10).map(|n| first.wrapping_add(n)) {
         let memory = MemoryStore::new();
         let live = LiveSectors::new();
         let mut blocks = Blocks { next: MUTABLE_BYTES, ..Blocks::default() };
@@ -463,7 +465,8 @@ fn orphans_of_dead_owners_are_deleted_and_nothing_else() {
         for host in 0..4 {
             // Each host dies with unnamed objects, and objects that wait for their deletion.
             simulate(async {
-                let mut options = options(&format!("host {host}"), seed * 100 + host);
+                let options_seed = seed.wrapping_mul(100).wrapping_add(host);
+                let mut options = options(&format!("host {host}"), options_seed);
                 options.chain_objects = 6;
                 let session = match host {
                     0 => Session::create(&store, options).await,

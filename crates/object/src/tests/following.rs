@@ -17,10 +17,22 @@ fn following_options(seed: u64) -> Options {
     Options { lease: LEASE, pin_check: Duration::from_secs(3), ..options("follower", seed) }
 }
 
+/// Writes these data sectors as one object.
+pub(super) async fn write_object(session: &Session, sectors: impl Iterator<Item = u64>, tag: u64) {
+    let before = session.engine.lock().map.len();
+    for sector in sectors {
+        let writer = session.clone();
+        let write = async move { writer.write(MUTABLE_BYTES + sector * SECTOR, 1, tag).await };
+        drop(tokio::spawn(write));
+    }
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(session.engine.lock().map.len(), before + 1);
+}
+
 /// A follower, with its newest view.
 pub(super) struct Follower {
     pub(super) following: Arc<Following>,
-    view: Session,
+    pub(super) view: Session,
 }
 
 impl Follower {
@@ -158,14 +170,7 @@ fn an_incremental_load_is_as_a_whole_one() {
 fn views_share_the_directories_of_objects() {
     simulate(async {
         let Host { store, session, .. } = Host::new(options("one", 1)).await;
-        // An object with gaps.
-        for at in 0..8 {
-            let writer = session.clone();
-            let write = async move { writer.write(MUTABLE_BYTES + 3 * at * SECTOR, 1, 7).await };
-            drop(tokio::spawn(write));
-        }
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        assert_eq!(session.engine.lock().map.len(), 1);
+        write_object(&session, (0..8).map(|at| 3 * at), 7).await;
         session.write(LABEL, 1, 0).await.unwrap();
         session.flush().await.unwrap();
         let mut follower = Follower::open(&store, 2).await;

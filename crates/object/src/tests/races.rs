@@ -1,5 +1,6 @@
 //! Two hosts want the same store.
 
+use forebay_base::testing;
 use forebay_io::ErrorKind;
 
 use super::*;
@@ -197,9 +198,11 @@ async fn expect_used(new: &Session) {
 
 #[test]
 fn a_host_that_was_paused_while_it_destroyed_leaves_the_next_pool_alone() {
-    for seed in 0..20 {
+    let first = testing::seed(0);
+    for seed in (0..20).map(|n| first.wrapping_add(n)) {
         let memory = MemoryStore::new();
-        let host = |at| SimulatedStore::new(Arc::clone(&memory), network(seed), seed + at);
+        let from = |at| seed.wrapping_add(at);
+        let host = |at| SimulatedStore::new(Arc::clone(&memory), network(seed), from(at));
         simulate(async {
             let (one, two) = (host(0), host(1000));
             let old = Session::create(&two, options("old", seed)).await;
@@ -212,10 +215,10 @@ fn a_host_that_was_paused_while_it_destroyed_leaves_the_next_pool_alone() {
             // Somebody else does so, too, and creates a pool there.
             let shared: Arc<dyn ObjectStore> = two.clone();
             crate::destroy::destroy(shared, "test", options("admin", 3)).await.unwrap();
-            let new = Session::create(&two, options("new", 1000 + seed)).await;
+            let new = Session::create(&two, options("new", from(1000))).await;
             let error = use_while_it_goes_on(&new, &one, destroyed).await;
             assert!(matches!(error, Error::TakenOver { .. }), "{error}");
-            let next = Session::open(&two, options("next", 2000 + seed)).await.unwrap();
+            let next = Session::open(&two, options("next", from(2000))).await.unwrap();
             expect_used(&new).await;
             expect_used(&next).await;
         });
@@ -224,9 +227,11 @@ fn a_host_that_was_paused_while_it_destroyed_leaves_the_next_pool_alone() {
 
 #[test]
 fn a_pool_that_is_created_while_leftovers_are_deleted_is_left_alone() {
-    for seed in 0..20 {
+    let first = testing::seed(0);
+    for seed in (0..20).map(|n| first.wrapping_add(n)) {
         let memory = MemoryStore::new();
-        let host = |at| SimulatedStore::new(Arc::clone(&memory), network(seed), seed + at);
+        let from = |at| seed.wrapping_add(at);
+        let host = |at| SimulatedStore::new(Arc::clone(&memory), network(seed), from(at));
         simulate(async {
             let (one, two) = (host(0), host(1000));
             // What is left of a pool, and of a follower.
@@ -234,10 +239,10 @@ fn a_pool_that_is_created_while_leftovers_are_deleted_is_left_alone() {
             leftovers.iter().for_each(|key| memory.set(key, vec![1]));
             let destroyed = destroy_paused(&one).await;
             memory.remove(&leftovers[0]);
-            let new = Session::create(&two, options("new", 1000 + seed)).await;
+            let new = Session::create(&two, options("new", from(1000))).await;
             let error = use_while_it_goes_on(&new, &one, destroyed).await;
             assert!(matches!(error, Error::TakenOver { .. }), "{error}");
-            let next = Session::open(&two, options("next", 2000 + seed)).await.unwrap();
+            let next = Session::open(&two, options("next", from(2000))).await.unwrap();
             expect_used(&new).await;
             expect_used(&next).await;
         });

@@ -1,7 +1,7 @@
 //! Followers know whether the store was set back to a copy of before.
 
 use super::cleaning::LABEL;
-use super::following::Follower;
+use super::following::{Follower, write_object};
 use super::*;
 use crate::format::MUTABLE_BYTES;
 
@@ -73,5 +73,36 @@ fn after_a_checkpoint_only_the_owner_before_it_is_known() {
         let next = Session::open(&store, often("two", 4)).await.unwrap();
         publish(&next, 20).await;
         assert_eq!(descends(&memory, 5, &[mark]).await, [false], "nobody knows");
+    });
+}
+
+/// The objects of both histories have the same key, and other sectors.
+#[test]
+fn a_follower_forgets_directories_of_a_history_that_was_given_up() {
+    simulate(async {
+        let Host { memory, store, session } = Host::new(options("one", 1)).await;
+        publish(&session, 1).await;
+        let copy = memory.fork();
+        let (first, second) = ([0, 1, 5, 9], [0, 3, 5, 11]);
+        let two = Session::open(&store, options("two", 2)).await.unwrap();
+        write_object(&two, first.into_iter(), 2).await;
+        publish(&two, 2).await;
+        let mut follower = Follower::open(&network(&memory, 3), 3).await;
+        for sector in first {
+            follower.view.expect(MUTABLE_BYTES + sector * SECTOR, 1, 2).await;
+        }
+        let known = *follower.view.engine.lock().map.iter().next().unwrap();
+
+        memory.set_back(&copy);
+        let three = Session::open(&network(&memory, 4), options("three", 4)).await.unwrap();
+        write_object(&three, second.into_iter(), 3).await;
+        publish(&three, 3).await;
+        assert!(follower.poll().await.is_some());
+        let new = *follower.view.engine.lock().map.iter().next().unwrap();
+        assert_eq!((new.first, new.epoch), (known.first, known.epoch), "the same key");
+        assert_eq!(new.generation, known.generation);
+        for sector in second {
+            follower.view.expect(MUTABLE_BYTES + sector * SECTOR, 1, 3).await;
+        }
     });
 }
