@@ -438,7 +438,8 @@ impl MountedDataset {
     /// If the file system cannot be opened as of that group. The mount goes on with the one before.
     pub(super) fn follow(&self, pool: &Arc<Pool>, following: &Following) -> Result<()> {
         let Files::Following(groups, options) = &self.files else { return Ok(()) };
-        if groups.current().txg() == pool.stats().synced_txg {
+        // Not by number: a store that was set back to a copy has the same numbers again.
+        if Arc::ptr_eq(groups.current().fs().pool(), pool) {
             groups.drop_unused();
             return Ok(());
         }

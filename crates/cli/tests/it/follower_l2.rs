@@ -149,3 +149,37 @@ fn l2_devices_of_the_writer_and_of_followers_are_told_apart() {
     while_writing(&from, "the file", || read(&from) == content(1));
     writer.ok(&["umount", "mnt"]);
 }
+
+/// The bucket is set back under a follower that is mounted. The new history ends at a transaction
+/// group of the same number.
+#[test]
+fn a_mounted_follower_goes_over_to_the_history_of_a_bucket_that_was_set_back() {
+    let server = S3Server::start();
+    let (writer, reader) = (Host::new(&server), Host::new(&server));
+    let (from, to) = (writer.create_mounted(&[]), reader.fixture.folder("mnt"));
+    std::fs::write(from.join("file"), content(1)).expect("written");
+    writer.ok(&["umount", "mnt"]);
+    let copy = server.copy();
+    // No transaction group ends by itself, so both histories have as many.
+    let seldom = ["--tunable", "txg_timeout_ms=600000"];
+    let write = |seed: u32| {
+        writer.ok(&[&["mount", URL, "mnt", "--daemon"][..], &seldom].concat());
+        std::fs::write(from.join("file"), content(seed)).expect("written");
+        writer.ok(&["umount", "mnt"]);
+    };
+    let shown = || {
+        let status = reader.ok(&["status", URL, "--json"]);
+        let status: Value = serde_json::from_str(&status).expect("JSON");
+        status["txg"].as_u64().unwrap_or_else(|| panic!("{status}"))
+    };
+    write(2);
+    reader.ok(&[&FOLLOW[..], &["--follow-interval", "1"]].concat());
+    assert!(read(&to) == content(2));
+    let before = shown();
+
+    server.set_back(&copy);
+    write(3);
+    wait_until("the new history", || read(&to) == content(3));
+    assert_eq!(shown(), before, "the test is of equal numbers");
+    reader.ok(&["umount", "mnt"]);
+}
