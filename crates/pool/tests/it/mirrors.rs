@@ -8,7 +8,7 @@ use std::time::Duration;
 use forebay_base::rng::SmallRng;
 use forebay_io::fault::{Crash, Fault, FaultDevice, Rule};
 use forebay_io::{Device, Op, Request};
-use forebay_pool::{ErrorKind, HealthState, LeafState, NewVdev, Object, Pool};
+use forebay_pool::{ErrorKind, HealthState, ImportOptions, LeafState, NewVdev, Object, Pool};
 
 use crate::common::{
     MIB, arena, cache, check, copy_of, create_options, dataset, import_options, memory,
@@ -50,8 +50,15 @@ fn create(devices: &[Arc<dyn Device>]) -> Pool {
 }
 
 pub(crate) fn import(devices: &[&Arc<dyn Device>]) -> Result<Pool, forebay_pool::Error> {
+    import_with(devices, &import_options(&cache(32 * MIB)))
+}
+
+fn import_with(
+    devices: &[&Arc<dyn Device>],
+    options: &ImportOptions,
+) -> Result<Pool, forebay_pool::Error> {
     let opened = devices.iter().map(|one| Arc::clone(one).into()).collect();
-    Pool::import(opened, &import_options(&cache(32 * MIB)))
+    Pool::import(opened, options)
 }
 
 /// Creates an object with so many records, each of its own content.
@@ -350,6 +357,26 @@ fn a_side_that_missed_an_import_is_not_believed() {
 }
 
 #[test]
+fn an_import_of_an_older_group_asks_to_scrub_a_mirror() {
+    let sides = Sides::new();
+    let pool = sides.create();
+    let number = fill(&pool, 4);
+    let older = pool.stats().synced_txg;
+    overwrite(&pool, number, 4, 1);
+    pool.abandon();
+    let devices = sides.devices();
+    for (read_only, advises) in [(true, false), (false, true)] {
+        let options =
+            ImportOptions { txg: Some(older), read_only, ..import_options(&cache(32 * MIB)) };
+        let pool = import_with(&[&devices[0], &devices[1]], &options).expect("it is whole");
+        verify(&pool, number, 4, 0);
+        let [note] = pool.import_notes() else { panic!("{:?}", pool.import_notes()) };
+        assert_eq!(note.contains("scrub the pool"), advises, "{note}");
+        pool.abandon();
+    }
+}
+
+#[test]
 fn clones_and_sides_of_other_pools_are_named() {
     let sides = Sides::new();
     sides.create().export().expect("exported");
@@ -403,10 +430,9 @@ fn mirrors_and_devices_are_striped_and_grow() {
 /// was away since some write.
 #[test]
 fn crashes_with_a_side_stale_torn_or_absent_lose_nothing_that_was_synced() {
-    let first = std::env::var("FOREBAY_SEED").ok().and_then(|seed| seed.parse().ok());
-    let seeds = first.map_or(0..24, |seed: u64| seed..seed + 1);
+    let seeds = forebay_base::testing::requested_seed().map_or(0..24, |seed| seed..seed + 1);
     for seed in seeds {
-        println!("seed {seed}");
+        println!("FOREBAY_SEED={seed}");
         let mut rng = SmallRng::from_seed(seed);
         let sides = Sides::new();
         let pool = sides.create();
@@ -423,7 +449,7 @@ fn crashes_with_a_side_stale_torn_or_absent_lose_nothing_that_was_synced() {
         let (synced, written) = write_and_sync(&pool, &object, count, &mut rng, |_| {});
         drop(object);
         for (nth, fault) in sides.faults.iter().enumerate() {
-            fault.crash(Crash::Sample(seed * 2 + nth as u64)).expect("it crashes");
+            fault.crash(Crash::Sample(seed.wrapping_mul(2) + nth as u64)).expect("it crashes");
         }
         pool.abandon();
         let [a, b] = &sides.media;

@@ -96,8 +96,14 @@ impl Import<'_> {
             (false, false) => "and the records of the intent log that need them",
         };
         let why = why.map(|error| format!(", because of damage: {error}")).unwrap_or_default();
+        // A resilver leaves out what a newer group has freed.
+        let is_mirrored = self.config.vdevs.iter().any(|vdev| vdev.leaves.len() > 1);
+        let advice = match is_mirrored && !self.options.read_only {
+            true => "; scrub the pool: devices of mirrors may lack blocks of that group",
+            false => "",
+        };
         Some(format!(
-            "imported transaction group {} instead of the newest, {}; gave up {lost}, {log}{why}",
+            "imported transaction group {} instead of the newest, {}; gave up {lost}, {log}{why}{advice}",
             chosen.txg, newest.txg
         ))
     }
