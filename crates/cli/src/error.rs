@@ -124,7 +124,15 @@ impl From<forebay_pool::Error> for Failure {
             .replace("the option `txg`", "--txg");
         let hint = match error.kind() {
             PoolErrorKind::Suspended => "; see `forebay status` for the cause, and `forebay clear`",
-            PoolErrorKind::NoMemory => "; give more with --memory",
+            PoolErrorKind::NoMemory
+                if message.ends_with("fit one cache; export a pool, or use another cache") =>
+            {
+                " (--separate)"
+            }
+            // Without a thread, the message has a way out.
+            PoolErrorKind::NoMemory if !message.contains("gives no thread") => {
+                "; give more with --memory"
+            }
             PoolErrorKind::NotAPool if message.ends_with("holds no pool") => {
                 "; check the path, or look at its labels with `forebay inspect DEVICE label`: a damaged pool has none that can be read"
             }

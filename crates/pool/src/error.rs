@@ -14,7 +14,8 @@ pub enum ErrorKind {
     Invalid,
     /// No space is left on the devices: delete something, or add a device.
     NoSpace,
-    /// No memory is left under the bound of the cache: raise the bound, or do less at once.
+    /// No memory is left under the bound of the cache: raise the bound, or do less at once. Or the
+    /// system gives no thread.
     NoMemory,
     /// No copy on a device is what was written: restore the content from a backup.
     Corrupt,
@@ -57,6 +58,15 @@ impl Error {
     #[cold]
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self(Box::new(ErrorInner { kind, message: message.into(), source: None, gone: false }))
+    }
+
+    /// The system gives no thread for `what`.
+    #[cold]
+    pub(crate) fn no_thread(what: &str, cause: std::io::Error) -> Self {
+        let text = format!(
+            "the system gives no thread for {what}: {cause}; end other programs, or raise the limit of processes"
+        );
+        Self::new(ErrorKind::NoMemory, text).because(cause)
     }
 
     /// Notes that no device answers that could have the block.

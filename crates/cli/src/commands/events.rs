@@ -77,8 +77,11 @@ fn follow(
     for process in processes {
         let (process, stop, sender) = (process.clone(), Arc::clone(stop), sender.clone());
         let receive = move || receive_all(&process, &stop, &sender);
-        spawn_named("forebay-events", receive)
-            .map_err(|error| Failure::new(format!("cannot start a thread: {error}")))?;
+        spawn_named("forebay-events", receive).map_err(|error| {
+            Failure::new(format!(
+                "cannot start the thread that prints events: {error}; end other programs"
+            ))
+        })?;
     }
     drop(sender);
     for event in events {

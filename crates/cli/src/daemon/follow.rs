@@ -111,8 +111,13 @@ impl Following {
     pub(super) fn start(imported: &Arc<ImportedPool>) -> Result<()> {
         let Some(following) = &imported.following else { return Ok(()) };
         let weak = Arc::downgrade(imported);
-        let thread = spawn_named("forebay-follow", move || run(&weak))
-            .map_err(|error| Failure::new(format!("cannot start a thread: {error}")))?;
+        let thread = spawn_named("forebay-follow", move || run(&weak)).map_err(|error| {
+            let pool = imported.pool();
+            Failure::new(format!(
+                "cannot follow pool {}: no thread for it: {error}; end other programs",
+                pool.name()
+            ))
+        })?;
         *following.thread.lock() = Some(thread);
         Ok(())
     }

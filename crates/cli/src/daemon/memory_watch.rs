@@ -43,9 +43,11 @@ pub(super) fn start(plan: &MemoryPlan, cache: &Arc<BlockCache>) -> Result<()> {
             thread::sleep(PERIOD);
         }
     };
-    spawn_named("forebay-memory", run)
-        .map(drop)
-        .map_err(|error| Failure::new(format!("cannot start a thread: {error}")))
+    spawn_named("forebay-memory", run).map(drop).map_err(|error| {
+        Failure::new(format!(
+            "cannot start the thread that watches memory: {error}; end other programs"
+        ))
+    })
 }
 
 /// What the thread knows between two looks.

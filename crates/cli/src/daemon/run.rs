@@ -179,7 +179,11 @@ impl Shutdown {
         let unattended = signal != SIGINT || daemon.in_background;
         let (of_thread, wanted) = (Arc::clone(daemon), Arc::clone(&lazily));
         spawn_named("forebay-ending", move || unmount_all(&of_thread, &wanted, unattended))
-            .map_err(|error| Failure::new(format!("cannot start a thread: {error}")))?;
+            .map_err(|error| {
+                Failure::new(format!(
+                    "cannot start the thread that unmounts and exports: {error}; end other programs"
+                ))
+            })?;
         let since = Instant::now();
         Ok(Self { since, unattended, lazily, lazy_since: None, gave_up: None, forced: None })
     }
@@ -228,7 +232,9 @@ impl Shutdown {
             }
             let of_thread = Arc::clone(daemon);
             let thread = spawn_named("forebay-forced", move || of_thread.force_end())
-                .map_err(|error| Failure::new(format!("cannot start a thread: {error}")))?;
+                .map_err(|error| Failure::new(format!(
+                "cannot start the thread that closes open files: {error}; end other programs"
+            )))?;
             self.forced = Some(thread);
         }
         Ok(false)

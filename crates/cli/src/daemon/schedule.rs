@@ -30,9 +30,11 @@ pub(super) fn start(daemon: &Arc<Daemon>) -> Result<()> {
             thread::sleep(PERIOD);
         }
     };
-    spawn_named("forebay-schedule", run)
-        .map(drop)
-        .map_err(|error| Failure::new(format!("cannot start a thread: {error}")))
+    spawn_named("forebay-schedule", run).map(drop).map_err(|error| {
+        Failure::new(format!(
+            "cannot start the thread that schedules scrubs: {error}; end other programs"
+        ))
+    })
 }
 
 /// Starts the scrub of a pool if it is due. The next look tries again if that fails.

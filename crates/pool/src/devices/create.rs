@@ -256,7 +256,8 @@ pub(super) fn check_new(opened: &Opened, force: bool, memory: &BlockCache) -> Re
         return Err(too_small(&info.name, info.size_bytes, MIN_DEVICE_BYTES));
     }
     if info.read_only {
-        return Err(Error::new(ErrorKind::ReadOnly, format!("{} is read-only", info.name)));
+        let text = format!("{} is read-only; make it writable, or use another device", info.name);
+        return Err(Error::new(ErrorKind::ReadOnly, text));
     }
     let found = if force { Ok(None) } else { label::read(&*opened.device, memory) };
     let what = match found {

@@ -142,7 +142,8 @@ impl Devices {
     ) -> Result<()> {
         let current = self.logs.current.swap(0, Ordering::AcqRel);
         let Some(log) = current.checked_sub(1).and_then(|at| self.logs.vdevs.get(at)) else {
-            return Err(Error::new(ErrorKind::NotFound, "the pool has no log device"));
+            let text = format!("pool {:?} has no log device", config.pool_name);
+            return Err(Error::new(ErrorKind::NotFound, text));
         };
         let mut without = Config { log: None, ..config.clone() };
         let updated = label::update_config(self, &mut without, memory, may_write);

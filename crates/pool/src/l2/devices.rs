@@ -390,10 +390,7 @@ impl L2Devices {
             // one did.
             let _ = host.l2_devices().record_rebuilt(&*host, &rebuilt);
         });
-        let watcher = watcher.map_err(|error| {
-            Error::new(ErrorKind::NoMemory, "the system gives no thread for L2 devices")
-                .because(error)
-        })?;
+        let watcher = watcher.map_err(|error| Error::no_thread("L2 devices", error))?;
         *self.watcher.lock() = Some(watcher);
         Ok(())
     }

@@ -206,7 +206,11 @@ pub(crate) fn open_owner(
     caching: OwnerCaching,
 ) -> Result<forebay_cache::OwnerId> {
     let owner = cache.cache().open_owner(caching).map_err(|error| {
-        Error::new(ErrorKind::NoMemory, "no more pools or datasets fit one cache").because(error)
+        Error::new(
+            ErrorKind::NoMemory,
+            "no more pools or datasets fit one cache; export a pool, or use another cache",
+        )
+        .because(error)
     })?;
     Ok(owner.into_id())
 }

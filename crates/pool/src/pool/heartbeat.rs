@@ -94,10 +94,8 @@ impl Pool {
         let Some(interval_ms) = interval_ms else { return Ok(()) };
         let every = Duration::from_millis(interval_ms.into());
         let run = move || inner.run_heartbeat(every);
-        let thread = thread::spawn_named("forebay-heartbeat", run).map_err(|error| {
-            let text = "the system gives no thread for the heartbeat";
-            Error::new(ErrorKind::NoMemory, text).because(error)
-        })?;
+        let thread = thread::spawn_named("forebay-heartbeat", run)
+            .map_err(|error| Error::no_thread("the heartbeat", error))?;
         self.inner.heartbeats.running.lock().thread = Some(thread);
         Ok(())
     }

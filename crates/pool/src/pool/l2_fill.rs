@@ -19,7 +19,7 @@ use forebay_base::sync::thread::{self, JoinHandle};
 use forebay_base::sync::{Arc, Condvar, Mutex};
 
 use crate::devices::config::VdevKind;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::store::counters::StoreCounters;
 
 use super::PoolInner;
@@ -54,10 +54,8 @@ impl L2Fills {
     /// # Errors
     /// If the system gives no thread.
     pub(super) fn start(&self, run: impl FnOnce() + Send + 'static) -> Result<()> {
-        let thread = thread::spawn_named("forebay-l2-fill", run).map_err(|error| {
-            let text = "the system gives no thread for the pool";
-            Error::new(ErrorKind::NoMemory, text).because(error)
-        })?;
+        let thread = thread::spawn_named("forebay-l2-fill", run)
+            .map_err(|error| Error::no_thread("the L2 of the pool", error))?;
         *self.thread.lock() = Some(thread);
         Ok(())
     }

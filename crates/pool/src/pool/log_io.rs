@@ -159,9 +159,8 @@ pub(super) fn start(inner: &Arc<PoolInner>) -> Result<()> {
     }
     let pool = Arc::clone(inner);
     let run = move || pool.log.lead(&*pool);
-    let thread = thread::spawn_named("forebay-log", run).map_err(|error| {
-        Error::new(ErrorKind::NoMemory, "the system gives no thread for the pool").because(error)
-    })?;
+    let thread = thread::spawn_named("forebay-log", run)
+        .map_err(|error| Error::no_thread("the intent log of the pool", error))?;
     *inner.log_thread.lock() = Some(thread);
     Ok(())
 }

@@ -94,9 +94,8 @@ impl Directory {
 pub(super) fn start(inner: &Arc<PoolInner>) -> Result<()> {
     let pool = Arc::clone(inner);
     let run = move || pool.move_all_names();
-    let thread = thread::spawn_named("forebay-merge", run).map_err(|error| {
-        Error::new(ErrorKind::NoMemory, "the system gives no thread for the pool").because(error)
-    })?;
+    let thread = thread::spawn_named("forebay-merge", run)
+        .map_err(|error| Error::no_thread("the directories of the pool", error))?;
     *inner.merges.0.lock() = Some(thread);
     inner.merge_queue().begin_drains();
     Ok(())

@@ -140,9 +140,8 @@ impl Pause for FirstTxg<'_> {
 /// Starts the sync thread of a pool.
 pub(super) fn start(inner: &Arc<PoolInner>) -> Result<JoinHandle<()>> {
     let inner = Arc::clone(inner);
-    thread::spawn_named("forebay-sync", move || run(&inner)).map_err(|error| {
-        Error::new(ErrorKind::NoMemory, "the system gives no thread for the pool").because(error)
-    })
+    thread::spawn_named("forebay-sync", move || run(&inner))
+        .map_err(|error| Error::no_thread("the commits of the pool", error))
 }
 
 fn run(inner: &PoolInner) {

@@ -159,8 +159,7 @@ impl Pool {
         let spawned = thread::spawn_named("forebay-resilver", move || worker.run_resilver());
         let thread = spawned.map_err(|error| {
             drop(EndGuard(&inner.resilver));
-            let text = "the system gives no thread for the resilver";
-            Error::new(ErrorKind::NoMemory, text).because(error)
+            Error::no_thread("the resilver", error)
         })?;
         let before = inner.resilver.thread.lock().replace(thread);
         // It has ended its work.

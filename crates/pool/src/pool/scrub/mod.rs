@@ -278,9 +278,9 @@ impl Pool {
             }
         });
         let thread = spawned.map_err(|error| {
-            let text = "the system gives no thread for the scrub";
-            inner.scrub.leave(Some((ErrorKind::NoMemory, text.to_owned())));
-            Error::new(ErrorKind::NoMemory, text).because(error)
+            let error = Error::no_thread("the scrub", error);
+            inner.scrub.leave(Some((error.kind(), error.to_string())));
+            error
         })?;
         let before = inner.scrub.thread.lock().replace(thread);
         // Its scrub has ended, so this does not wait for a walk.

@@ -158,9 +158,8 @@ pub(super) fn start(inner: &Arc<PoolInner>) -> Result<()> {
             }
         }
     };
-    let thread = thread::spawn_named("forebay-trim", run).map_err(|error| {
-        Error::new(ErrorKind::NoMemory, "the system gives no thread for the pool").because(error)
-    })?;
+    let thread = thread::spawn_named("forebay-trim", run)
+        .map_err(|error| Error::no_thread("the discards of the pool", error))?;
     *inner.trim.thread.lock() = Some(thread);
     Ok(())
 }
