@@ -66,11 +66,24 @@ fn expected(offset: u64, len: usize) -> Vec<u8> {
     (offset..offset + len as u64).map(|i| (i / 512 % 251) as u8).collect()
 }
 
+/// Whether this system allows rings. Reports why not, except in a run that is without them anyway.
+fn has_rings() -> bool {
+    let refused = std::env::var_os("FOREBAY_TEST_REFUSE_IO_URING").is_some_and(|it| it == "1");
+    match ring::probe() {
+        Ok(()) => return true,
+        Err(_) if refused => {}
+        Err(why) => forebay_base::testing::skip("uring", why),
+    }
+    false
+}
+
+fn choices() -> impl Iterator<Item = EngineChoice> {
+    let rings = has_rings().then_some(EngineChoice::IoUring);
+    rings.into_iter().chain([EngineChoice::Threads])
+}
+
 fn on_both(test: impl Fn(&Path, &FileEngine)) {
-    for choice in [EngineChoice::IoUring, EngineChoice::Threads] {
-        if choice == EngineChoice::IoUring && ring::probe().is_err() {
-            continue;
-        }
+    for choice in choices() {
         let dir = tempfile::tempdir().unwrap();
         let path = filled(&dir);
         test(&path, &engine(&path, choice, 2, false));
@@ -380,7 +393,7 @@ fn forbid_enter() {
 
 #[test]
 fn a_refusal_after_the_start_is_survived() {
-    if ring::probe().is_err() {
+    if !has_rings() {
         return;
     }
     let arena = arena();

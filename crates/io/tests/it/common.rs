@@ -5,9 +5,12 @@
 //! installed before `main`, so it covers every test and every thread.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
 
 use forebay_base::arena::{Arena, ArenaConfig, Buffer, HugePages};
 use forebay_base::sync::Arc;
+use forebay_io::{Device, FileDevice, OpenError, OpenOptions, Request};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 
 /// The variable that requests a run without io_uring.
@@ -70,4 +73,36 @@ pub(crate) fn filled(arena: &Arena, len: usize, fill: u8) -> Buffer {
     let mut buffer = arena.alloc(len).expect("room in the arena");
     buffer.fill(fill);
     buffer
+}
+
+pub(crate) fn folder_with(bytes: u64) -> (tempfile::TempDir, PathBuf) {
+    setup();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("medium");
+    File::create(&path).unwrap().set_len(bytes).unwrap();
+    (folder, path)
+}
+
+pub(crate) fn options() -> OpenOptions {
+    OpenOptions::default()
+}
+
+/// The error, which must name the path.
+pub(crate) fn refused(path: impl AsRef<Path>, options: &OpenOptions) -> OpenError {
+    setup();
+    let path = path.as_ref();
+    let error = FileDevice::open(path, options).expect_err("must not open");
+    let text = error.to_string();
+    assert!(text.starts_with(&*path.to_string_lossy()), "{text}");
+    error
+}
+
+pub(crate) fn read(device: &FileDevice, arena: &Arena, offset: u64, len: usize) -> Vec<u8> {
+    let device: &dyn Device = device;
+    device.run(Request::read(offset, arena.alloc(len).unwrap())).into_buffer().unwrap().to_vec()
+}
+
+pub(crate) fn write(device: &FileDevice, arena: &Arena, offset: u64, len: usize, fill: u8) {
+    let device: &dyn Device = device;
+    device.run(Request::write(offset, filled(arena, len, fill))).result.unwrap();
 }

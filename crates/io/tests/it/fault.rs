@@ -344,11 +344,12 @@ fn each_request_ends_once_though_everything_fails_on_several_threads() {
     }
     let ends: Arc<Vec<AtomicU64>> =
         Arc::new((0..THREADS * EACH).map(|_| AtomicU64::new(0)).collect());
+    let first = forebay_base::testing::seed(0);
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
             let (device, arena, ends) = (&device, &arena, &ends);
             scope.spawn(move || {
-                let mut rng = SmallRng::from_seed(thread);
+                let mut rng = SmallRng::from_seed(first.wrapping_add(thread));
                 for at in 0..EACH {
                     let buffer = arena.alloc(sector as usize).unwrap();
                     let offset = rng.below(16) * sector;

@@ -5,6 +5,7 @@
     reason = "tests start threads, wait and watch the time themselves"
 )]
 
+mod block_devices;
 mod common;
 mod double;
 mod fault;

@@ -23,6 +23,10 @@ fn buffer(arena: &Arena, len: usize, fill: u8) -> Buffer {
     buffer
 }
 
+fn counted(device: &dyn Device, name: &str) -> u64 {
+    device.stats().counters.iter().filter(|counter| counter.0 == name).map(|c| c.2).sum()
+}
+
 fn run(device: &dyn Device, request: Request) -> forebay_io::Completion {
     device.run(request)
 }
@@ -79,17 +83,20 @@ proptest! {
 
 #[test]
 fn an_operation_takes_its_latency_however_many_there_are() {
-    // One after another they would take four minutes.
     const LATENCY: Duration = Duration::from_millis(500);
     const COUNT: u64 = 500;
     let device = device(COUNT * 8192, LATENCY.as_nanos() as u64);
     let arena = arena();
     let begin = Instant::now();
+    let mut most_in_flight = 0;
     let ends: Vec<_> = (0..COUNT)
         .map(|i| {
             // Not adjacent, so that they are not merged.
             let (request, pending) = Request::read(i * 8192, buffer(&arena, 4096, 0)).pending();
             device.submit(request);
+            let in_flight =
+                counted(&device, "issued").saturating_sub(counted(&device, "completed"));
+            most_in_flight = most_in_flight.max(in_flight);
             pending
         })
         .collect();
@@ -98,8 +105,7 @@ fn an_operation_takes_its_latency_however_many_there_are() {
     }
     let took = begin.elapsed();
     assert!(took >= LATENCY, "{took:?}");
-    // A bound for a hanging machine, not for a slow one.
-    assert!(took < LATENCY * (COUNT as u32), "one after the other: {took:?}");
+    assert!(most_in_flight >= 10, "one after the other: {most_in_flight} in flight");
 }
 
 #[test]

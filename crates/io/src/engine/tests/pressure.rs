@@ -10,7 +10,7 @@ use super::*;
 use crate::{MemoryDevice, MemoryOptions, Payload};
 
 /// Time after which a test counts as hanging.
-const HANG_TIMEOUT: Duration = Duration::from_secs(20);
+const HANG_TIMEOUT: Duration = Duration::from_secs(120);
 
 fn tunables(settings: &[(&str, u64)]) -> Arc<IoTunables> {
     let tunables = IoTunables::default();
@@ -18,11 +18,6 @@ fn tunables(settings: &[(&str, u64)]) -> Arc<IoTunables> {
         tunables.set(name, &value.to_string()).unwrap();
     }
     Arc::new(tunables)
-}
-
-fn choices() -> impl Iterator<Item = EngineChoice> {
-    let all = [EngineChoice::IoUring, EngineChoice::Threads].into_iter();
-    all.filter(|choice| *choice == EngineChoice::Threads || ring::probe().is_ok())
 }
 
 fn with(path: &Path, choice: EngineChoice, queues: usize, tunables: Arc<IoTunables>) -> FileEngine {
