@@ -37,8 +37,8 @@ usage: cargo xtask <command>
   conformance [NAME..] [--full] [--minutes N]
                   external test suites and tools on a real mount: pjdfstest, fsx, fio, fs_mark,
                   mirror, tar, git, cargo, kill, sqlite, postgresql, power_cut, prometheus;
-                  object-store by name or with --full; mirror takes 20 seconds of fio, ten minutes
-                  with --full, or the given minutes
+                  object-store and object-store-follow by name or with --full; mirror takes 20
+                  seconds of fio, ten minutes with --full, or the given minutes
   store-server    an S3 server with an empty bucket behind a proxy that misbehaves as told; prints
                   the variables of its clients; `help` on standard input lists what it takes
   soak [--minutes N] [--seed N] [--folder EMPTY_FOLDER] [--l2] [--mirror]

@@ -161,7 +161,8 @@ pub(crate) struct CreateArgs {
     #[command(flatten)]
     pub(crate) log: LogDevices,
     /// An object store in place of devices: `s3://BUCKET/PREFIX`, with an empty prefix. Endpoint
-    /// and credentials are those of the AWS_* variables; see docs/object-store.md
+    /// and credentials are those of the environment: AWS_* variables, a profile, or the role of the
+    /// instance; see docs/object-store.md
     #[arg(
         long,
         value_name = "URL",

@@ -2,7 +2,7 @@
 //!
 //! A hit takes no lock and moves no list entry. The policy adapts between recency and frequency, so
 //! a scan cannot evict the working set. However many threads ask for a value, it is loaded once.
-//! The cache on an SSD is warm again within a second of a restart, and never returns a value that
+//! The cache on an SSD serves hits within a second of a restart, and never returns a value that
 //! was removed or overwritten, not even after a crash.
 //!
 //! | cache | for |

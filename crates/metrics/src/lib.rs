@@ -5,7 +5,7 @@
 //! * [`Server`]: serves `/metrics`, `/stats.json` and the page at `/`, from a [`Source`].
 //!
 //! The crate knows neither pools nor caches: the process that has them implements [`Source`]. It
-//! is the only crate with an HTTP server and an async runtime, which runs on one thread of its own
+//! is the only crate with an HTTP server. Its async runtime runs on one thread of its own
 //! (decision 134).
 
 mod encode;

@@ -69,7 +69,7 @@
 //!
 //! # What it does not do
 //!
-//! The pool does not know POSIX. It has no snapshots, mirrors or volumes. It runs on Linux only.
+//! The pool does not know POSIX. It has no snapshots or volumes. It runs on Linux only.
 //! `docs/format.md` describes the on-disk format.
 
 mod block_cache;

@@ -62,7 +62,7 @@ impl Args {
             read: Duration::from_micros(self.read_us),
             write_bytes_per_s: self.write_rate,
         };
-        // Overwritten blocks are free two groups later.
+        // Overwritten blocks are free three groups later.
         ServedDevice::new(name, 4 * self.bytes + (128 << 20), times)
     }
 }

@@ -65,7 +65,7 @@ pub(crate) struct TraceRecordArgs {
     /// The file to write, compressed with zstd
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: PathBuf,
-    /// End after so many seconds [default: with Ctrl-C]
+    /// End after this many seconds [default: with Ctrl-C]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
     pub(crate) seconds: Option<u64>,
     /// Add the paths of the files and directories that were accessed
@@ -124,10 +124,10 @@ pub(crate) struct TopArgs {
     /// Time between samples, in seconds or with a suffix ms, s, m
     #[arg(long, value_name = "TIME", value_parser = parse_interval, default_value = "1s")]
     pub(crate) interval: Duration,
-    /// Print the figures of one interval as text
+    /// Print the statistics of one interval as text
     #[arg(long)]
     pub(crate) once: bool,
-    /// Print the figures of one interval as JSON
+    /// Print the statistics of one interval as JSON
     #[arg(long)]
     pub(crate) json: bool,
 }

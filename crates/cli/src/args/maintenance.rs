@@ -19,8 +19,8 @@ use crate::units::{parse_bytes, parse_every};
 pub(crate) struct ScrubArgs {
     #[command(flatten)]
     pub(crate) work: JobArgs,
-    /// Scrub the pool by itself, so long after the end of the scrub before: 30d, 2w, 12h; `never`
-    /// ends that. The pool keeps the setting; the process that has it imported scrubs it
+    /// Scrub the pool automatically, this long after the end of the previous scrub: 30d, 2w, 12h;
+    /// `never` turns it off. The pool keeps the setting; the process that has it imported scrubs it
     #[arg(long, value_name = "TIME", value_parser = parse_every,
         conflicts_with_all = ["pause", "stop", "status", "rate", "no_wait"])]
     pub(crate) every: Option<u64>,
@@ -33,7 +33,7 @@ pub(crate) struct ScrubArgs {
     /// Show the running scrub, or the last one
     #[arg(long, conflicts_with_all = ["rate", "no_wait"])]
     pub(crate) status: bool,
-    /// Read at most so many bytes per second, until the scrub ends; 0 for the tunable
+    /// Read at most this many bytes per second, until the scrub ends; 0 for the tunable
     /// `scrub_rate_bytes`
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub(crate) rate: Option<u64>,

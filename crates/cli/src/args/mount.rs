@@ -46,7 +46,8 @@ pub(crate) struct ImportOptionArgs {
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub(crate) struct MetricsArgs {
     /// Serve metrics for Prometheus and a page with live plots over HTTP at this address, such as
-    /// 127.0.0.1:9469; port 0 has a free port chosen. Each user of this machine can read them
+    /// 127.0.0.1:9469; with port 0 the system chooses a free port. Each user of this machine can
+    /// read them
     #[arg(long, value_name = "ADDRESS:PORT", value_parser = parse_address)]
     pub(crate) metrics: Option<SocketAddr>,
     /// Allow another address than a loopback address for --metrics: other hosts can read the

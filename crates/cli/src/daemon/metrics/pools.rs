@@ -77,7 +77,7 @@ fn space(pool: &Pool, name: &str, out: &mut Snapshot) {
         ("forebay_pool_allocated_bytes", "Allocated bytes, all copies.", stats.allocated_bytes),
         (
             "forebay_pool_deferred_bytes",
-            "Freed bytes that become reusable two transaction groups later.",
+            "Freed bytes that become reusable three transaction groups later.",
             stats.deferred_bytes,
         ),
         ("forebay_pool_free_bytes", "Free bytes.", stats.free_bytes),
