@@ -410,6 +410,11 @@ impl Runner {
         io::stdout().flush()?;
         let _ = fs::remove_file(&self.skips);
         command.env("FOREBAY_SKIPS", &self.skips);
+        // Property tests know only the second one.
+        let [seed, own] = ["FOREBAY_SEED", "PROPTEST_RNG_SEED"].map(std::env::var_os);
+        if let Some(seed) = seed.filter(|_| own.is_none()) {
+            command.env("PROPTEST_RNG_SEED", seed);
+        }
         let (child, output): (_, Box<dyn Read + Send>) = if done.held.is_some() {
             // Errors too: amid the output of another step nobody would know whose they are.
             let (output, into) = io::pipe()?;
@@ -536,7 +541,7 @@ mod tests {
         let script = r#"
             me=$(basename "$PWD"); touch ../ran-$me; rounds=0
             until [ -e ../ran-cli -a -e ../ran-pool -a -e ../ran-sim ]; do
-                rounds=$((rounds + 1)); [ $rounds -gt 1000 ] && exit 1; sleep 0.01
+                rounds=$((rounds + 1)); [ $rounds -gt 12000 ] && exit 1; sleep 0.01
             done
             printf 'a test\t%s\tmissing\n' $me >> "$FOREBAY_SKIPS"
             echo "trouble of $me" >&2; echo "test $me"; echo "test result: ok. 2 passed; 0 failed""#;

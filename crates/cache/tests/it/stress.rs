@@ -10,7 +10,7 @@ use std::thread;
 use forebay_base::rng::SmallRng;
 use forebay_cache::{Attributes, Begin, Cache, Class, Hint, LoadError, Reclaim};
 
-use crate::support::{Counted, Live, audit, full, seed};
+use crate::support::{Counted, Live, audit, full, seed, wait_until};
 
 const KEYS: u64 = 400;
 
@@ -154,14 +154,7 @@ impl World {
         audit(&self.cache);
         // The reclaimer's last pass may be between removing a block and dropping it.
         let settled = || self.live.count() as u64 == self.cache.stats().resident_blocks();
-        for _ in 0..1000 {
-            if settled() {
-                break;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(5));
-        }
-        let stats = self.cache.stats();
-        assert!(settled(), "{} values\n{stats}", self.live.count());
+        wait_until("as many values live as blocks are resident", settled);
         for key in 0..KEYS {
             if let Some(found) = self.cache.get(&key) {
                 self.check(key, &found, self.settled(key));
@@ -244,11 +237,12 @@ fn an_overwritten_key_is_never_missed() {
 #[test]
 fn what_fits_stays() {
     let cache = Cache::<u64, u64>::builder().capacity(1 << 20).weigher(|_, _| 1).build().unwrap();
+    let first = seed("what_fits_stays");
     thread::scope(|s| {
         for t in 0..4u64 {
             let cache = &cache;
             s.spawn(move || {
-                let mut rng = SmallRng::from_seed(t);
+                let mut rng = SmallRng::from_seed(first.wrapping_add(t));
                 let mut mine = std::collections::HashMap::new();
                 for i in 0..60_000 {
                     let key = (t << 32) | rng.below(5000);

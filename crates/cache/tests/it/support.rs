@@ -12,7 +12,7 @@ use forebay_base::rng::SmallRng;
 use forebay_cache::{Builder, Cache, Key, OwnerId, Reclaim};
 
 /// A wait of this length means that something hangs. No time is measured by it.
-pub(crate) const LONG: Duration = Duration::from_secs(30);
+pub(crate) const LONG: Duration = Duration::from_secs(120);
 
 pub(crate) use forebay_base::testing::full;
 

@@ -1,16 +1,15 @@
 //! The overflow limit, the queue of inserters, and a cache in which nothing can be evicted.
 
 use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc;
-use std::task::{Context, Waker};
+use std::task::{Context, Poll, Waker};
 use std::thread;
-use std::time::Duration;
 
 use forebay_cache::{Attributes, Begin, Cache, Class, Reclaim, Refusal};
 
-use crate::support::{LONG, audit, block_on, inline_blocks, join, threaded_blocks, wait_until};
+use crate::support::{audit, block_on, inline_blocks, join, threaded_blocks, wait_until};
 
 /// Fills the cache to its limit and pins all blocks.
 fn full_of_pins(cache: &Cache<u64, u64>) -> Vec<forebay_cache::OwnedRef<u64, u64>> {
@@ -209,40 +208,58 @@ fn everything_pinned_with_a_thread_ends_in_a_bounded_wait() {
     audit(&cache);
 }
 
+/// Polls each of these futures. Takes out those that are ready.
+fn take_ready<F: Future + Unpin>(waiting: &mut Vec<(u64, F)>) -> Vec<(u64, F::Output)> {
+    let mut context = Context::from_waker(Waker::noop());
+    let mut ready = Vec::new();
+    waiting.retain_mut(|(n, future)| match Pin::new(future).poll(&mut context) {
+        Poll::Ready(output) => {
+            ready.push((*n, output));
+            false
+        }
+        Poll::Pending => true,
+    });
+    ready
+}
+
 #[test]
 fn who_waits_is_served_first_come_first_served() {
     let tunables = |b: forebay_cache::Builder<u64, u64>| b.tunable("overflow_wait_ms", "60000");
     let cache = Arc::new(tunables(threaded_blocks(100)).build().unwrap());
     let mut pins = full_of_pins(&cache);
-    let (told, tells) = mpsc::channel();
-    let threads: Vec<_> = (0..8u64)
-        .map(|n| {
-            let (inner, told) = (cache.clone(), told.clone());
-            let thread = thread::spawn(move || {
-                // A load in flight cannot be evicted for the next one.
-                match inner.begin((1 << 40) + n, 1, Attributes::DATA).unwrap() {
-                    Begin::Vacant(guard) => told.send((n, guard)).unwrap(),
-                    other => panic!("{other:?}"),
-                }
-            });
-            wait_until("it waits", || cache.stats().counter("throttle_waits") > n);
-            // It counts before it queues.
-            thread::sleep(Duration::from_millis(5));
-            thread
-        })
-        .collect();
+    // A load in flight cannot be evicted for the next one.
+    let begin = |n| Box::pin(cache.begin_async((1 << 40) + n, 1, Attributes::DATA));
+    let mut waiting: Vec<_> = (0..8).map(|n| (n, begin(n))).collect();
+    // They queue in this order, and a thread behind them.
+    assert!(take_ready(&mut waiting).is_empty(), "granted without capacity");
+    let inner = cache.clone();
+    let thread = thread::spawn(move || match inner.begin(1 << 41, 1, Attributes::DATA).unwrap() {
+        Begin::Vacant(guard) => guard,
+        other => panic!("{other:?}"),
+    });
+    wait_until("the thread waits", || cache.stats().counter("throttle_waits") > 8);
     let mut loads = Vec::new();
     for n in 0..8 {
-        assert!(tells.recv_timeout(Duration::from_millis(20)).is_err(), "granted without capacity");
+        assert!(take_ready(&mut waiting).is_empty(), "granted without capacity");
         pins.pop();
-        let (served, guard) = tells.recv_timeout(LONG).unwrap();
-        assert_eq!(served, n, "served out of turn");
-        assert_eq!(guard.refusal(), None);
-        loads.push(guard);
+        let mut ready = Vec::new();
+        wait_until("one is served", || {
+            assert!(!thread.is_finished(), "the thread was served out of turn");
+            ready = take_ready(&mut waiting);
+            !ready.is_empty()
+        });
+        for (served, begun) in ready {
+            assert_eq!(served, n, "served out of turn");
+            let Begin::Vacant(guard) = begun.unwrap() else { panic!("{n} is there already") };
+            assert_eq!(guard.refusal(), None);
+            loads.push(guard);
+        }
     }
-    drop(loads);
-    threads.into_iter().for_each(|t| join("an inserter ends", t));
-    assert!(cache.stats().throttle_wait_ns.count >= 8);
+    pins.pop();
+    let last = join("the thread is served", thread);
+    assert_eq!(last.refusal(), None);
+    drop((loads, last));
+    assert!(cache.stats().throttle_wait_ns.count >= 1);
     drop(pins);
     audit(&cache);
 }

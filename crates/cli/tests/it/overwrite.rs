@@ -17,13 +17,15 @@ impl Loop {
     pub(crate) fn with_sectors(file: &Path, bytes: u32) -> Option<Self> {
         let size = bytes.to_string();
         let options = ["--find", "--show", "--sector-size", &size];
-        let made = Command::new("losetup").args(options).arg(file).output().ok()?;
-        if !made.status.success() {
-            let why = String::from_utf8_lossy(&made.stderr).into_owned();
-            forebay_base::testing::skip("loop", why);
-            return None;
-        }
-        Some(Self(String::from_utf8(made.stdout).unwrap().trim().to_owned()))
+        let why = match Command::new("losetup").args(options).arg(file).output() {
+            Ok(made) if made.status.success() => {
+                return Some(Self(String::from_utf8(made.stdout).unwrap().trim().to_owned()));
+            }
+            Ok(made) => String::from_utf8_lossy(&made.stderr).into_owned(),
+            Err(error) => format!("losetup: {error}"),
+        };
+        forebay_base::testing::skip("loop", why);
+        None
     }
 }
 

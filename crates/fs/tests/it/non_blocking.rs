@@ -121,7 +121,8 @@ fn reads_that_miss_complete_later_and_block_no_thread() {
     let inos: Vec<_> = (0..20)
         .map(|n| fs.lookup(ROOT, format!("file {n}").as_bytes()).unwrap().attr.ino)
         .collect();
-    stall(&faults);
+    // Reads are delayed until the rule is removed.
+    faults.add(Rule::new(Fault::Delay(Duration::from_secs(3600))).on(Op::Read));
     let (send, receive) = channel();
     for (n, ino) in inos.iter().enumerate() {
         let send = send.clone();
@@ -130,7 +131,7 @@ fn reads_that_miss_complete_later_and_block_no_thread() {
         };
         fs.read_async(*ino, Handle(ino.0), 4, 16, Box::new(done));
     }
-    // All reads were issued before the first completed: each takes longer than issuing all of them.
+    // All reads were issued, and none has completed.
     let early = receive.try_recv().ok();
     assert!(early.is_none(), "{early:?}");
     faults.clear();

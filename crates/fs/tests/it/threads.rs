@@ -129,7 +129,8 @@ fn work(fs: &FileSystem, seed: u64, dirs: &[Ino]) {
 
 #[test]
 fn names_and_links_are_consistent_after_concurrent_work() {
-    for seed in 0..4 {
+    let seed = forebay_base::testing::seed(0);
+    for round in 0..4 {
         let fixture = Fixture::new(256 * MIB);
         let fs = fixture.mount_with(&FsOptions { workers: 2, ..FsOptions::default() });
         let mut dirs = vec![ROOT];
@@ -141,7 +142,8 @@ fn names_and_links_are_consistent_after_concurrent_work() {
         std::thread::scope(|scope| {
             for thread in 0..THREADS {
                 let (fs, dirs) = (&fs, &dirs);
-                scope.spawn(move || work(fs, seed * THREADS + thread, dirs));
+                let seed = seed.wrapping_add(round * THREADS + thread);
+                scope.spawn(move || work(fs, seed, dirs));
             }
         });
         dirs[1..].iter().for_each(|ino| fs.forget(*ino, 1));

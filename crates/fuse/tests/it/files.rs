@@ -387,11 +387,10 @@ fn the_shrinker_limits_memory_of_inodes() {
     for n in 0..4000 {
         fs::write(fixture.at().join(format!("file{n}")), "").expect("a file");
     }
-    let mut rounds = 0;
+    let end = Instant::now() + HANG;
     while mounted.fs.stats().inode_bytes > files.memory_bytes {
-        rounds += 1;
-        assert!(rounds < 3000, "it does not forget: {:?}", mounted.fs.stats());
-        std::thread::sleep(std::time::Duration::from_millis(10));
+        assert!(Instant::now() < end, "it does not forget: {:?}", mounted.fs.stats());
+        std::thread::sleep(Duration::from_millis(10));
     }
     let forgotten = mounted.mount.stats();
     assert!(forgotten.counters.iter().any(|cell| cell.name == "invalidated" && cell.value > 0));
@@ -417,7 +416,13 @@ impl Elsewhere {
         let script = detach_copies("fuse.forebay", Some(mounted)) + script;
         let mut command = Command::new("unshare");
         command.args(["--mount", "sh", "-c", &script]).args([file, at]);
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().ok()?;
+        let mut child = match command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn() {
+            Ok(child) => child,
+            Err(why) => {
+                forebay_base::testing::skip("unshare", why);
+                return None;
+            }
+        };
         let mut ready = [0; 6];
         match child.stdout.as_mut().expect("a pipe").read_exact(&mut ready) {
             Ok(()) => Some(Self(child)),

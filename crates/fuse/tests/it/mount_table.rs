@@ -53,7 +53,9 @@ fn a_mount_is_found_after_a_rename_above_it() {
     flags.no_exec = true;
     match mount.remount(&flags) {
         Ok(()) => assert!(mount.flags().expect("they are shown").no_exec),
-        Err(MountError::RemountNotPermitted { .. }) => {}
+        Err(why @ MountError::RemountNotPermitted { .. }) => {
+            forebay_base::testing::skip("remount", why);
+        }
         Err(error) => panic!("{error}"),
     }
     mount.unmount().expect("it unmounts");

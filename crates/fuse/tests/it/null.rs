@@ -101,8 +101,9 @@ fn a_busy_mount_is_reported_and_any_process_can_unmount_it() {
     // Unmounted by another process.
     let mount = mount_null(path, &options(false)).expect("a mount");
     let status = std::process::Command::new("umount").arg(path).status();
-    if status.is_ok_and(|status| status.success()) {
-        assert_eq!(mount.wait(), None);
+    match status.is_ok_and(|status| status.success()) {
+        true => assert_eq!(mount.wait(), None),
+        false => forebay_base::testing::skip("umount", "this user may not unmount"),
     }
     drop(mount);
     assert_eq!(mount_info(path).expect("the table"), None);

@@ -165,7 +165,9 @@ fn a_read_waits_for_its_device() {
     let read = &mounted.first_logged("read");
     assert!(ms(read, "device_ms") > 0, "{read:?}");
     assert!(ms(read, "took_ms") >= 20 && ms(read, "device_ms") <= ms(read, "took_ms"), "{read:?}");
-    assert_eq!((ms(read, "lock_ms"), ms(read, "transaction_ms")), (0, 0), "{read:?}");
+    // On a busy machine, the holder of a lock may have to wait for a CPU.
+    assert!(ms(read, "lock_ms") < ms(read, "device_ms"), "{read:?}");
+    assert_eq!(ms(read, "transaction_ms"), 0, "{read:?}");
     mounted.end();
 }
 

@@ -379,11 +379,12 @@ fn concurrent_threads_see_their_latest_writes_only() {
     let small = L2Options { segment_bytes: Some(128 << 10), ..options() };
     small.tunables.set("batch_bytes", "64K").unwrap();
     let fixture = Arc::new(Fixture::create(&device, &small));
+    let first = forebay_base::testing::seed(0);
     let threads: Vec<_> = (0..THREADS)
         .map(|thread| {
             let fixture = fixture.clone();
             std::thread::spawn(move || {
-                let mut rng = SmallRng::from_seed(thread);
+                let mut rng = SmallRng::from_seed(first.wrapping_add(thread));
                 let mut now = BTreeMap::new();
                 for version in 1..3000 {
                     // Each thread has its own keys. The ring, the writer and the cache are shared.

@@ -242,19 +242,33 @@ fn close_and_remove_end_the_warm_up() {
     for removes in [false, true] {
         let faulty = Arc::new(FaultDevice::new(copy_of(&plain), 3));
         let device: Arc<dyn Device> = faulty.clone();
-        let fixture = reopen(&device, &options(), 64 * MIB);
+        let patient = options();
+        // A held read must not count as a stall.
+        patient.tunables.set("stall_timeout_ms", "600000").unwrap();
+        let fixture = reopen(&device, &patient, 64 * MIB);
         assert!(fixture.l2.wait_rebuilt());
-        let slow = Fault::Delay(Duration::from_millis(30));
-        faulty.add(Rule::new(slow).on(Op::Read));
+        // Until the rule is removed.
+        let held = Fault::Delay(Duration::from_secs(3600));
+        faulty.add(Rule::new(held).on(Op::Read));
         fixture.l2.warm_up(fixture.cache.warm_up());
-        assert_eq!(fixture.l2.warm_up_status(), WarmUpStatus::Running);
-        match removes {
-            true => fixture.l2.remove().unwrap(),
-            false => fixture.l2.close(),
+        while faulty.injected().is_empty() {
+            std::thread::yield_now();
         }
-        // All its threads have ended.
+        assert_eq!(fixture.l2.warm_up_status(), WarmUpStatus::Running);
+        std::thread::scope(|scope| {
+            let ending = scope.spawn(|| match removes {
+                true => fixture.l2.remove().unwrap(),
+                false => fixture.l2.close(),
+            });
+            while fixture.l2.health() == Health::Healthy {
+                std::thread::yield_now();
+            }
+            faulty.clear();
+            ending.join().unwrap();
+        });
+        // All its threads have ended, and what they have read meanwhile is not in memory.
         assert_eq!(fixture.l2.warm_up_status(), WarmUpStatus::Ended(WarmUpOutcome::Closed));
-        assert!(warmed(&fixture) < 8000);
+        assert_eq!(warmed(&fixture), 0);
         fixture.close();
     }
 }

@@ -193,18 +193,23 @@ fn a_wait_for_devices_inside_a_change_is_caught() {
 /// A device that is busy may need some time to answer, and each commit wakes who waits.
 #[test]
 fn commits_do_not_shorten_the_wait_for_a_device() {
-    let (txgs, clock) = (txgs(small()), SystemClock::new());
+    let txgs = txgs(small());
     let waiter = thread::spawn({
         let txgs = txgs.clone();
-        move || txgs.wait_while_silent(DevicesWait::Durable, &|| false, &|| false)
+        move || {
+            let clock = SystemClock::new();
+            let ended = txgs.wait_while_silent(DevicesWait::Durable, &|| false, &|| false);
+            (ended.unwrap(), Duration::from_nanos(clock.now_ns()))
+        }
     });
     while !waiter.is_finished() {
         commit(&txgs);
         thread::yield_now();
     }
-    assert_eq!(waiter.join().unwrap().unwrap(), DevicesWait::Durable);
-    let waited = Duration::from_nanos(clock.now_ns());
-    assert!(waited >= GIVE_UP_INTERVAL / 2, "{waited:?}");
+    let (ended, waited) = waiter.join().unwrap();
+    assert_eq!(ended, DevicesWait::Durable);
+    // A busy machine makes it longer, never shorter.
+    assert!(waited >= GIVE_UP_INTERVAL, "{waited:?}");
 }
 
 #[test]

@@ -254,7 +254,7 @@ fn a_replacement_that_an_export_or_a_kill_interrupts_goes_on() {
         let number = fill(&pool, 600);
         let medium = memory(SIZE);
         let slow = Arc::new(FaultDevice::new(Arc::clone(&medium), 7));
-        let delay = Fault::Delay(Duration::from_millis(20));
+        let delay = Fault::Delay(Duration::from_millis(500));
         slow.add(Rule::new(delay).on(Op::Write).within(MIB..SIZE - MIB));
         let new: Arc<dyn Device> = Arc::clone(&slow) as _;
         replace(&pool, &name(&pool, 0), &new).expect("it suits");
@@ -452,10 +452,9 @@ fn a_new_side_is_written_in_the_order_of_the_device_and_not_read() {
 /// Power cuts at any time of attaching, detaching and replacing beside writes.
 #[test]
 fn crashes_beside_changes_of_the_sides_lose_nothing_that_was_synced() {
-    let first = std::env::var("FOREBAY_SEED").ok().and_then(|seed| seed.parse().ok());
-    let seeds = first.map_or(0..32, |seed: u64| seed..seed + 1);
+    let seeds = forebay_base::testing::requested_seed().map_or(0..32, |seed| seed..seed + 1);
     for seed in seeds {
-        println!("seed {seed}");
+        println!("FOREBAY_SEED={seed}");
         let mut rng = SmallRng::from_seed(seed);
         let media: Vec<_> = (0..4).map(|_| memory(SIZE)).collect();
         let fault = |at: u64| Arc::new(FaultDevice::new(Arc::clone(&media[at as usize]), at));
@@ -484,7 +483,7 @@ fn crashes_beside_changes_of_the_sides_lose_nothing_that_was_synced() {
         });
         drop(object);
         for (nth, fault) in faults.iter().enumerate() {
-            fault.crash(Crash::Sample(seed * 4 + nth as u64)).expect("it crashes");
+            fault.crash(Crash::Sample(seed.wrapping_mul(4) + nth as u64)).expect("it crashes");
         }
         pool.abandon();
         let labelled: Vec<_> = media.iter().filter(|one| holds_label(one)).collect();

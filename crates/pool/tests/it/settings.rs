@@ -109,7 +109,8 @@ fn fsynced_content_survives_changes_of_the_sync_mode() {
 
 #[test]
 fn settings_change_during_concurrent_writes() {
-    for seed in 0..4 {
+    let seed = forebay_base::testing::seed(0);
+    for round in 0..4 {
         let (device, cache) = (memory(128 * MIB), cache(32 * MIB));
         let pool = create(&device, &cache);
         let data = dataset(&pool);
@@ -119,7 +120,7 @@ fn settings_change_during_concurrent_writes() {
         let settings = data.settings().unwrap();
         let ended = AtomicBool::new(false);
         let work = |thread: u64| {
-            let mut rng = SmallRng::from_seed(seed * 10 + thread);
+            let mut rng = SmallRng::from_seed(seed.wrapping_add(round * 10 + thread));
             let mut kept = Vec::new();
             while !ended.load(Ordering::Relaxed) || kept.is_empty() {
                 let number = make(&pool, &data, directory);

@@ -144,7 +144,7 @@ fn a_resilver_that_an_export_interrupts_starts_over() {
     let side = name(&pool, 1);
     pool.offline_device(&side).expect("the other one is whole");
     overwrite(&pool, number, 800, 1);
-    let slow = Fault::Delay(Duration::from_millis(50));
+    let slow = Fault::Delay(Duration::from_secs(1));
     sides.faults[1].add(Rule::new(slow).on(Op::Write).within(MIB..SIZE - MIB));
     let advice = |pool: &Pool| pool.health().reasons.join("\n");
     pool.online_device(&side).expect("it works");
@@ -202,7 +202,7 @@ fn an_older_copy_of_a_side_that_misses_blocks_gets_all_that_it_lacks() {
     overwrite(&pool, number, 1, 1);
     pool.offline_device(&side).expect("the other one is whole");
     overwrite(&pool, number, 1, 1);
-    let slow = Fault::Delay(Duration::from_millis(50));
+    let slow = Fault::Delay(Duration::from_secs(1));
     sides.faults[1].add(Rule::new(slow).on(Op::Write).within(MIB..SIZE - MIB));
     pool.online_device(&side).expect("it works");
     pool.export().expect("exported");
@@ -222,10 +222,9 @@ fn an_older_copy_of_a_side_that_misses_blocks_gets_all_that_it_lacks() {
 /// Power cuts at any time of a side's way out of use and back.
 #[test]
 fn crashes_beside_offline_online_and_resilvers_lose_nothing_that_was_synced() {
-    let first = std::env::var("FOREBAY_SEED").ok().and_then(|seed| seed.parse().ok());
-    let seeds = first.map_or(0..24, |seed: u64| seed..seed + 1);
+    let seeds = forebay_base::testing::requested_seed().map_or(0..24, |seed| seed..seed + 1);
     for seed in seeds {
-        println!("seed {seed}");
+        println!("FOREBAY_SEED={seed}");
         let mut rng = SmallRng::from_seed(seed);
         let sides = Sides::new();
         let pool = sides.create();
@@ -246,7 +245,7 @@ fn crashes_beside_offline_online_and_resilvers_lose_nothing_that_was_synced() {
         });
         drop(object);
         for (nth, fault) in sides.faults.iter().enumerate() {
-            fault.crash(Crash::Sample(seed * 2 + nth as u64)).expect("it crashes");
+            fault.crash(Crash::Sample(seed.wrapping_mul(2) + nth as u64)).expect("it crashes");
         }
         pool.abandon();
         let [a, b] = &sides.media;

@@ -56,9 +56,16 @@ fn a_check_of_an_object_store_reads_ahead() {
         object.write(&tx, 0, &vec![number as u8 | 1; bytes]).unwrap();
     }
     pool.sync().unwrap();
-    slow.add(Rule::new(Fault::Delay(Duration::from_millis(10))).on(Op::Read));
+    // So late that reads that may overlap do so, until enough of them have.
+    slow.add(Rule::new(Fault::Delay(Duration::from_millis(500))).on(Op::Read));
     counted.most.store(0, Ordering::SeqCst);
-    check(&pool);
+    std::thread::scope(|scope| {
+        let check = scope.spawn(|| check(&pool));
+        while counted.now.load(Ordering::SeqCst) < 8 && !check.is_finished() {
+            std::thread::yield_now();
+        }
+        slow.clear();
+    });
     let most = counted.most.load(Ordering::SeqCst);
     // One for each thread, if none of them is late, and one for the walk itself.
     assert!((8..=17).contains(&most), "{most} reads in flight");

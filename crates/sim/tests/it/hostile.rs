@@ -1,6 +1,7 @@
 //! Corrupted devices: import, check and reads succeed or return errors, without panic, hang, or
 //! gigabytes of memory.
 
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -14,12 +15,34 @@ use forebay_sim::hostile::{original, originals, try_everything};
 const LONG: Duration = Duration::from_secs(60);
 /// Largest memory of the process, in KiB.
 const MEMORY_KIB: u64 = 2 << 20;
+/// What the process of a test prints at its end.
+const ENDED: &str = "all cases were tried";
 
 /// Peak resident memory of the process, in KiB.
 fn peak_kib() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    line.and_then(|line| line.trim().trim_end_matches(" kB").parse().ok()).unwrap_or(0)
+    let status = std::fs::read_to_string("/proc/self/status").expect("the state of the process");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("its peak");
+    line.trim().trim_end_matches(" kB").parse().expect("a number of KiB")
+}
+
+/// Runs `body` in a process that runs nothing but this test, so that the memory is its own.
+fn alone(test: &str, body: impl FnOnce()) {
+    const MARK: &str = "FOREBAY_ALONE";
+    if std::env::var_os(MARK).is_some() {
+        body();
+        println!("{ENDED}");
+        std::process::exit(0);
+    }
+    let output = Command::new(std::env::current_exe().expect("this program"))
+        .arg(format!("hostile::{test}"))
+        .args(["--exact", "--nocapture", "--test-threads=1"])
+        .env(MARK, "1")
+        .output()
+        .expect("another process");
+    let printed = String::from_utf8_lossy(&output.stdout);
+    println!("{printed}");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(printed.contains(ENDED), "there is no such test");
 }
 
 /// Aborts the process if a case hangs. Each case announces itself.
@@ -83,36 +106,46 @@ fn cases(
 
 #[test]
 fn damaged_images_are_imported_or_refused() {
-    cases("damaged", 150, &originals(), |corrupter, rng| match rng.below(4) {
-        0 => corrupter.flip(rng),
-        1 => corrupter.swap(rng),
-        2 => corrupter.wipe(rng),
-        _ => corrupter.truncate(rng),
+    alone("damaged_images_are_imported_or_refused", || {
+        cases("damaged", 150, &originals(), |corrupter, rng| match rng.below(4) {
+            0 => corrupter.flip(rng),
+            1 => corrupter.swap(rng),
+            2 => corrupter.wipe(rng),
+            _ => corrupter.truncate(rng),
+        });
     });
 }
 
 #[test]
 fn corrupted_labels_are_imported_or_refused() {
-    cases("labels", 125, &originals(), Corrupter::corrupt_slot);
+    alone("corrupted_labels_are_imported_or_refused", || {
+        cases("labels", 125, &originals(), Corrupter::corrupt_slot);
+    });
 }
 
 #[test]
 fn corrupted_blocks_are_survived() {
-    cases("blocks", 250, &originals(), Corrupter::corrupt_block);
+    alone("corrupted_blocks_are_survived", || {
+        cases("blocks", 250, &originals(), Corrupter::corrupt_block);
+    });
 }
 
 #[test]
 fn corrupted_logs_are_survived() {
-    let originals = [original(1, false), original(3, false), original(5, false)];
-    cases("logs", 100, &originals, Corrupter::corrupt_log);
+    alone("corrupted_logs_are_survived", || {
+        let originals = [original(1, false), original(3, false), original(5, false)];
+        cases("logs", 100, &originals, Corrupter::corrupt_log);
+    });
 }
 
 /// Runs random scripts as `fuzz/` does.
 #[test]
 fn scripts_are_survived() {
-    cases("scripts", 75, &originals(), |corrupter, rng| {
-        let mut script = [0; 80];
-        rng.fill(&mut script);
-        corrupter.any(&mut Script::new(&script));
+    alone("scripts_are_survived", || {
+        cases("scripts", 75, &originals(), |corrupter, rng| {
+            let mut script = [0; 80];
+            rng.fill(&mut script);
+            corrupter.any(&mut Script::new(&script));
+        });
     });
 }

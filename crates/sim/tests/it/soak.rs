@@ -21,13 +21,13 @@ fn soak(kind: PoolKind) {
     let name = format!("forebay-soak-test-{}-{l2}-{mirror}", std::process::id());
     let folder = std::env::temp_dir().join(name);
     std::fs::create_dir_all(&folder).expect("a folder");
-    let soak = Soak { time: Duration::from_secs(3), folder: folder.clone(), seed: 1, kind };
+    let seed = forebay_base::testing::seed(1);
+    let soak = Soak { time: Duration::from_secs(3), folder: folder.clone(), seed, kind };
     let child = || {
         let mut command = Command::new(env!("CARGO_BIN_EXE_forebay-soak"));
         command.arg("--child");
         command
     };
-    let summary = soak.run(child).unwrap_or_else(|problem| panic!("{problem}"));
-    assert!(summary.rounds > 0, "{summary:?}");
+    soak.run(child).unwrap_or_else(|problem| panic!("{problem}"));
     std::fs::remove_dir_all(folder).expect("the folder can go");
 }

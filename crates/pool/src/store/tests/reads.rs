@@ -372,10 +372,19 @@ fn readers_raise_the_priority_of_what_is_read_ahead() {
     let (bp, content) = fixture.write(4096, &props(1, Compression::Off));
     fixture.store.wait_and_flush().unwrap();
     fixture.forget(&bp);
-    let delay = std::time::Duration::from_millis(100);
+    // The prefetch is delayed until the rule is removed.
+    let delay = std::time::Duration::from_secs(3600);
     fixture.faults[0].add(Rule::new(Fault::Delay(delay)).on(Op::Read).at(Priority::AsyncRead));
     fixture.store.prefetch(&bp, Attributes::DATA, Box::new(|ok| assert!(ok)));
-    assert_eq!(fixture.store.read(&bp, Attributes::DATA).unwrap()[..], content);
+    let store = fixture.store.clone();
+    let read = move || assert_eq!(store.read(&bp, Attributes::DATA).unwrap()[..], content);
+    let reader = thread::spawn_named("reader", read).unwrap();
+    while fixture.counted(StoreCounters::PREFETCHES_JOINED) == 0 {
+        assert!(!reader.is_finished(), "it has not waited for the prefetch");
+        thread::yield_now();
+    }
+    fixture.faults[0].clear();
+    reader.join().unwrap();
     assert_eq!(fixture.counted(StoreCounters::PREFETCHES_JOINED), 1);
     fixture.audit();
 }
