@@ -85,6 +85,15 @@ impl Fixture {
         listed.as_array().expect("a list").clone()
     }
 
+    /// Whether a daemon lists a mount at a place.
+    fn lists(&self, at: &Path) -> bool {
+        let processes = self.processes();
+        let lists = |of: &serde_json::Value, name: &str| of[name].as_array().cloned();
+        let pools = processes.iter().filter_map(|process| lists(process, "pools")).flatten();
+        let mut mounts = pools.filter_map(|pool| lists(&pool, "mounts")).flatten();
+        mounts.any(|mount| mount["at"].as_str().map(Path::new) == Some(at))
+    }
+
     /// Makes a pool of 64 MiB in a file.
     pub(crate) fn pool(&self, file: &str) {
         self.ok(&["create", file, "--size", "64M"]);
@@ -275,12 +284,13 @@ pub(crate) fn root() -> bool {
     root
 }
 
-/// Starts a mount in the foreground, and waits until it is there.
+/// Starts a mount in the foreground, and waits until it is there and its daemon lists it. The
+/// kernel shows it a little earlier.
 pub(crate) fn mounted(fixture: &Fixture, arguments: &[&str], at: &Path) -> Running {
     let mut running = fixture.start(arguments);
     wait_until("it is mounted", || {
         assert!(!running.has_ended(), "it has ended");
-        is_mounted(at)
+        is_mounted(at) && fixture.lists(at)
     });
     running
 }
