@@ -47,6 +47,11 @@ impl Failure {
         }
     }
 
+    /// The system gives no thread for `what`.
+    pub(crate) fn no_thread(what: &str, cause: &std::io::Error) -> Self {
+        Self::new(format!("{what}: the system gives no thread: {cause}; end other programs"))
+    }
+
     pub(crate) fn usage(message: impl Into<String>) -> Self {
         Self { code: USAGE, ..Self::new(message) }
     }
@@ -121,18 +126,17 @@ impl From<forebay_pool::Error> for Failure {
                 ", or create a pool there with `forebay create`",
             )
             .replace("`rewind` goes back", "--rewind goes back")
-            .replace("the option `txg`", "--txg");
+            .replace("the option `txg`", "--txg")
+            .replace("use another cache", "use another cache (--separate)");
         let hint = match error.kind() {
             PoolErrorKind::Suspended => "; see `forebay status` for the cause, and `forebay clear`",
+            // The message has the way out.
             PoolErrorKind::NoMemory
-                if message.ends_with("fit one cache; export a pool, or use another cache") =>
+                if message.contains("gives no thread") || message.contains("fit one cache") =>
             {
-                " (--separate)"
+                ""
             }
-            // Without a thread, the message has a way out.
-            PoolErrorKind::NoMemory if !message.contains("gives no thread") => {
-                "; give more with --memory"
-            }
+            PoolErrorKind::NoMemory => "; give more with --memory",
             PoolErrorKind::NotAPool if message.ends_with("holds no pool") => {
                 "; check the path, or look at its labels with `forebay inspect DEVICE label`: a damaged pool has none that can be read"
             }

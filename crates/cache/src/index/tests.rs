@@ -316,7 +316,7 @@ fn a_hash_that_changes_does_not_double_the_directory_for_ever() {
 }
 
 #[test]
-#[cfg_attr(miri, ignore)]
+#[cfg_attr(miri, ignore = "too slow")]
 fn readers_find_what_stays_while_writers_come_and_go() {
     const STAY: u64 = 500;
     let index = Arc::new(Index::new());

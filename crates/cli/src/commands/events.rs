@@ -77,11 +77,8 @@ fn follow(
     for process in processes {
         let (process, stop, sender) = (process.clone(), Arc::clone(stop), sender.clone());
         let receive = move || receive_all(&process, &stop, &sender);
-        spawn_named("forebay-events", receive).map_err(|error| {
-            Failure::new(format!(
-                "cannot start the thread that prints events: {error}; end other programs"
-            ))
-        })?;
+        spawn_named("forebay-events", receive)
+            .map_err(|error| Failure::no_thread("cannot print events", &error))?;
     }
     drop(sender);
     for event in events {

@@ -112,11 +112,8 @@ impl Following {
         let Some(following) = &imported.following else { return Ok(()) };
         let weak = Arc::downgrade(imported);
         let thread = spawn_named("forebay-follow", move || run(&weak)).map_err(|error| {
-            let pool = imported.pool();
-            Failure::new(format!(
-                "cannot follow pool {}: no thread for it: {error}; end other programs",
-                pool.name()
-            ))
+            let what = format!("cannot follow pool {}", imported.pool().name());
+            Failure::no_thread(&what, &error)
         })?;
         *following.thread.lock() = Some(thread);
         Ok(())

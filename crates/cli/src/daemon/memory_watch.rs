@@ -43,11 +43,9 @@ pub(super) fn start(plan: &MemoryPlan, cache: &Arc<BlockCache>) -> Result<()> {
             thread::sleep(PERIOD);
         }
     };
-    spawn_named("forebay-memory", run).map(drop).map_err(|error| {
-        Failure::new(format!(
-            "cannot start the thread that watches memory: {error}; end other programs"
-        ))
-    })
+    spawn_named("forebay-memory", run)
+        .map(drop)
+        .map_err(|error| Failure::no_thread("cannot watch memory", &error))
 }
 
 /// What the thread knows between two looks.

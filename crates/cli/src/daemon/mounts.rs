@@ -86,11 +86,9 @@ impl Daemon {
         let watcher = forebay_base::sync::thread::spawn_named("forebay-mount", watch);
         if let Err(error) = watcher {
             imported.remove_mount(&mount);
-            return Err(Failure::new(format!(
-                "cannot mount dataset {} of pool {}: no thread for it: {error}; end other programs",
-                request.dataset,
-                imported.pool().name()
-            )));
+            let (dataset, pool) = (&request.dataset, imported.pool());
+            let what = format!("cannot mount dataset {dataset} of pool {}", pool.name());
+            return Err(Failure::no_thread(&what, &error));
         }
         self.changed();
         Ok(mount)

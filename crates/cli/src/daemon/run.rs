@@ -179,11 +179,7 @@ impl Shutdown {
         let unattended = signal != SIGINT || daemon.in_background;
         let (of_thread, wanted) = (Arc::clone(daemon), Arc::clone(&lazily));
         spawn_named("forebay-ending", move || unmount_all(&of_thread, &wanted, unattended))
-            .map_err(|error| {
-                Failure::new(format!(
-                    "cannot start the thread that unmounts and exports: {error}; end other programs"
-                ))
-            })?;
+            .map_err(|error| Failure::no_thread("cannot unmount and export", &error))?;
         let since = Instant::now();
         Ok(Self { since, unattended, lazily, lazy_since: None, gave_up: None, forced: None })
     }
@@ -232,9 +228,7 @@ impl Shutdown {
             }
             let of_thread = Arc::clone(daemon);
             let thread = spawn_named("forebay-forced", move || of_thread.force_end())
-                .map_err(|error| Failure::new(format!(
-                "cannot start the thread that closes open files: {error}; end other programs"
-            )))?;
+                .map_err(|error| Failure::no_thread("cannot close open files", &error))?;
             self.forced = Some(thread);
         }
         Ok(false)

@@ -30,11 +30,9 @@ pub(super) fn start(daemon: &Arc<Daemon>) -> Result<()> {
             thread::sleep(PERIOD);
         }
     };
-    spawn_named("forebay-schedule", run).map(drop).map_err(|error| {
-        Failure::new(format!(
-            "cannot start the thread that schedules scrubs: {error}; end other programs"
-        ))
-    })
+    spawn_named("forebay-schedule", run)
+        .map(drop)
+        .map_err(|error| Failure::no_thread("cannot schedule scrubs", &error))
 }
 
 /// Starts the scrub of a pool if it is due. The next look tries again if that fails.

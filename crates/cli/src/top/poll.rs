@@ -74,11 +74,8 @@ fn ask_misses(process: &Process, pool: &mut PoolSample) {
 /// If the system has no thread.
 pub(super) fn start(interval: Duration, shows_misses: Arc<AtomicBool>) -> Result<Receiver<Round>> {
     let (sender, receiver) = sync_channel(1);
-    spawn_named("forebay-top", move || run(interval, &sender, &shows_misses)).map_err(|error| {
-        Failure::new(format!(
-            "cannot start the thread that asks the daemons: {error}; end other programs"
-        ))
-    })?;
+    spawn_named("forebay-top", move || run(interval, &sender, &shows_misses))
+        .map_err(|error| Failure::no_thread("cannot ask the daemons", &error))?;
     Ok(receiver)
 }
 

@@ -45,6 +45,13 @@ impl Loop {
         let path = String::from_utf8(made.stdout).unwrap().trim().into();
         Some(Self { path, file, _folder: folder })
     }
+
+    /// Changes the size of the file and of the device.
+    fn resize(&self, bytes: u64) {
+        File::options().write(true).open(&self.file).unwrap().set_len(bytes).unwrap();
+        let resize = Command::new("losetup").arg("--set-capacity").arg(&self.path).status();
+        assert!(resize.unwrap().success());
+    }
 }
 
 impl Drop for Loop {
@@ -263,15 +270,9 @@ fn a_block_device_that_shrinks_gives_errors_and_does_not_hang() {
     };
     let arena = arena();
     for engine in [EngineChoice::Auto, EngineChoice::Threads] {
-        File::options().write(true).open(&medium.file).unwrap().set_len(1 << 20).unwrap();
-        let resize = || {
-            let resize = Command::new("losetup").arg("--set-capacity").arg(&medium.path).status();
-            assert!(resize.unwrap().success());
-        };
-        resize();
+        medium.resize(1 << 20);
         let device = FileDevice::open(&medium.path, &OpenOptions { engine, ..options() }).unwrap();
-        File::options().write(true).open(&medium.file).unwrap().set_len(1 << 16).unwrap();
-        resize();
+        medium.resize(1 << 16);
         assert_eq!(read(&device, &arena, 0, 4096), vec![0; 4096]);
         let device: &dyn Device = &device;
         for request in [
@@ -292,15 +293,9 @@ fn a_write_to_a_block_device_that_shrank_says_so() {
     };
     let arena = arena();
     for direct in [Direct::Auto, Direct::Never] {
-        File::options().write(true).open(&medium.file).unwrap().set_len(1 << 20).unwrap();
-        let resize = || {
-            let resize = Command::new("losetup").arg("--set-capacity").arg(&medium.path).status();
-            assert!(resize.unwrap().success());
-        };
-        resize();
+        medium.resize(1 << 20);
         let device = FileDevice::open(&medium.path, &OpenOptions { direct, ..options() }).unwrap();
-        File::options().write(true).open(&medium.file).unwrap().set_len(1 << 16).unwrap();
-        resize();
+        medium.resize(1 << 16);
         let request = Request::write(1 << 19, filled(&arena, 4096, 1));
         let error = (&device as &dyn Device).run(request).result.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Gone, "{error}");
