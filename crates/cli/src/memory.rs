@@ -1,11 +1,11 @@
 //! Splits the memory limit of a process among its parts.
 //!
 //! `--memory` limits the whole process. Fixed parts come off first: the program and its threads
-//! ([`PROGRAM_BYTES`]), the FUSE buffers of each thread, and the data of waiting writes. One share
-//! is for inodes that the kernel has not forgotten, another for objects, transaction groups and the
-//! intent log. The rest is the arena of blocks. It may exceed the limit of the cache by a quarter
-//! and a margin, for I/O in flight and copies being written. The limit of the cache, which includes
-//! dirty data, is set so that the arena fits the rest.
+//! ([`PROGRAM_BYTES`]), the FUSE buffers of each thread, the buffers of large reads, and the data
+//! of waiting writes. One share is for inodes that the kernel has not forgotten, another for
+//! objects, transaction groups and the intent log. The rest is the arena of blocks. It may exceed
+//! the limit of the cache by a quarter and a margin, for I/O in flight and copies being written.
+//! The limit of the cache, which includes dirty data, is set so that the arena fits the rest.
 //!
 //! These shares are estimates. While the process runs, `daemon::memory_watch` measures what is not
 //! blocks, and takes from the arena what exceeds the shares.
@@ -18,7 +18,7 @@ use crate::error::{Failure, Result};
 use crate::units;
 
 /// Program, stacks and allocator overhead.
-const PROGRAM_BYTES: u64 = 24 << 20;
+const PROGRAM_BYTES: u64 = 22 << 20;
 /// FUSE buffers of one thread: two requests of the largest size.
 const THREAD_BYTES: u64 = 2 * (MAX_WRITE_BYTES as u64 + (64 << 10));
 /// The largest write request, in bytes.
@@ -29,6 +29,10 @@ const INODE_SHARE: u64 = 16;
 const METADATA_SHARE: u64 = 16;
 /// Divisor and maximum of the share for the data of waiting writes.
 const WAITING_SHARE: (u64, u64) = (16, 16 << 20);
+/// Divisor and maximum of the share for buffers of reads that workers and I/O callbacks complete.
+const READING_SHARE: (u64, u64) = (32, 16 << 20);
+/// Size of such a buffer.
+const READ_BUFFER_BYTES: u64 = 1 << 20;
 /// Divisor and maximum of the data of writes that wait while the pool is suspended. Blocks give way
 /// to what exceeds the other share. The kernel has at most 512 MiB of write-back under way.
 const SUSPENDED_SHARE: (u64, u64) = (4, 512 << 20);
@@ -60,6 +64,8 @@ pub(crate) struct MemoryPlan {
     pub(crate) cache_bytes: u64,
     /// Limit for inodes and handles of all mounts.
     pub(crate) inode_bytes: u64,
+    /// Number of buffers for large reads that workers and I/O callbacks complete, of one mount.
+    pub(crate) read_buffers: usize,
     /// Limit for the data of waiting writes of one mount.
     pub(crate) waiting_bytes: u64,
     /// The same, while the pool is suspended.
@@ -109,8 +115,10 @@ impl MemoryPlan {
     fn split(total_bytes: u64, threads: usize) -> Self {
         let inode_bytes = total_bytes / INODE_SHARE;
         let waiting_bytes = share(total_bytes, WAITING_SHARE);
+        let read_buffers = share(total_bytes, READING_SHARE) / READ_BUFFER_BYTES;
         let others = PROGRAM_BYTES
             + THREAD_BYTES * threads as u64
+            + read_buffers * READ_BUFFER_BYTES
             + waiting_bytes
             + inode_bytes
             + total_bytes / METADATA_SHARE;
@@ -122,6 +130,7 @@ impl MemoryPlan {
             arena_bytes,
             cache_bytes,
             inode_bytes,
+            read_buffers: read_buffers as usize,
             waiting_bytes,
             suspended_bytes,
             threads,
@@ -201,11 +210,13 @@ mod tests {
             let others = total / METADATA_SHARE
                 + plan.inode_bytes
                 + plan.waiting_bytes
+                + plan.read_buffers as u64 * READ_BUFFER_BYTES
                 + PROGRAM_BYTES
                 + 2 * THREAD_BYTES;
             assert!(plan.arena_bytes + others <= total, "{plan:?}");
             assert!(plan.cache_bytes >= LEAST_CACHE_BYTES, "{plan:?}");
             assert!(plan.waiting_bytes >= u64::from(MAX_WRITE_BYTES), "{plan:?}");
+            assert!(plan.read_buffers >= 2, "{plan:?}");
             assert!(plan.headroom_bytes() < others / 2, "{plan:?}");
         }
     }

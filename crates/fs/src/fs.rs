@@ -129,7 +129,7 @@ impl FileSystem {
             orphans,
             table: InodeTable::new(),
             workers: Workers::new(options.workers),
-            read_buffers: ReadBuffers::new(),
+            read_buffers: ReadBuffers::new(options.read_buffers),
             reclaim: Reclaim::new(),
             writeback_errors: WritebackErrors::new(),
             rename_mutex: Mutex::named("fs-rename", ()),

@@ -30,6 +30,9 @@ pub struct FsOptions {
     pub dir_atime: bool,
     /// Largest number of threads for jobs that block, at least one.
     pub workers: usize,
+    /// Largest number of buffers of 1 MiB for reads of more than 128 KiB, at least one. Workers and
+    /// threads of I/O callbacks share them. Each thread that receives requests has one of its own.
+    pub read_buffers: usize,
     /// Source of the times of files.
     pub clock: Arc<dyn WallClock>,
     /// Counters that go on from another state of the same files. Default: new ones.
@@ -37,7 +40,7 @@ pub struct FsOptions {
 }
 
 impl Default for FsOptions {
-    /// 64 MiB for inodes, relative access times, 16 threads, the system's clock.
+    /// 64 MiB for inodes, relative access times, 16 threads, 16 buffers, the system's clock.
     fn default() -> Self {
         Self {
             memory_bytes: 64 << 20,
@@ -45,6 +48,7 @@ impl Default for FsOptions {
             atime: AtimeMode::Relative,
             dir_atime: true,
             workers: 16,
+            read_buffers: 16,
             clock: Arc::new(SystemWallClock),
             counters: None,
         }

@@ -1,62 +1,123 @@
 //! Buffers into which reads copy blocks.
 //!
 //! Each thread keeps a small one of its own. A thread that receives requests keeps a large one.
-//! Workers and threads of I/O callbacks are many, and take large ones from a list of a few, so that
-//! the memory of a file system does not grow with its threads.
+//! Workers and threads of I/O callbacks are many, and share a few large ones, so that the memory of
+//! a file system does not grow with its threads: while all of them are used, a thread that may
+//! block waits for one. A read of more than 1 MiB takes one of them, and memory of its own.
 //!
 //! # Locking
 //!
-//! `fs-read-buffers` protects that list. It is held for a push or a pop.
+//! `fs-read-buffers` protects the list of the shared ones. It is held for a push or a pop.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
-use forebay_base::sync::{Mutex, thread_local};
+use forebay_base::sync::{Condvar, Mutex, thread_local};
 use forebay_pool::Wait;
 
 /// Largest buffer that is kept, in bytes.
 const LARGE_BYTES: usize = 1 << 20;
 /// Largest buffer that a thread keeps which does not receive requests, in bytes.
 const SMALL_BYTES: usize = 128 << 10;
-/// Largest number of buffers in the list. A copy is short, so few threads need one at a time.
-const SHARED_MAX: usize = 4;
 
 thread_local! {
     /// The thread's buffer.
     static OWN: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    /// Whether the thread uses a shared buffer.
+    static HAS_SHARED: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Large buffers of threads that do not receive requests.
 pub(crate) struct ReadBuffers {
-    shared: Mutex<Vec<Vec<u8>>>,
+    shared: Mutex<SharedBuffers>,
+    returned: Condvar,
+}
+
+struct SharedBuffers {
+    /// How many may be used at a time.
+    max: usize,
+    used: usize,
+    /// Buffers that are kept, no more than are unused.
+    kept: Vec<Vec<u8>>,
+}
+
+/// A shared buffer, which is returned when this is dropped.
+struct SharedBuffer<'a> {
+    owner: &'a ReadBuffers,
+    bytes: Vec<u8>,
+}
+
+impl Drop for SharedBuffer<'_> {
+    fn drop(&mut self) {
+        HAS_SHARED.set(false);
+        let bytes = std::mem::take(&mut self.bytes);
+        let mut shared = self.owner.shared.lock();
+        shared.used -= 1;
+        if bytes.len() <= LARGE_BYTES {
+            shared.kept.push(bytes);
+        }
+        drop(shared);
+        self.owner.returned.notify_one();
+    }
 }
 
 impl ReadBuffers {
-    pub(crate) fn new() -> Self {
-        Self { shared: Mutex::named("fs-read-buffers", Vec::new()) }
+    /// At most `max` large buffers are shared, at least one.
+    pub(crate) fn new(max: usize) -> Self {
+        let shared = SharedBuffers { max: max.max(1), used: 0, kept: Vec::new() };
+        Self { shared: Mutex::named("fs-read-buffers", shared), returned: Condvar::new() }
     }
 
     /// Calls `read` with a buffer of `len` bytes of any content. `read` may read another file.
-    pub(crate) fn with<R>(&self, len: usize, wait: Wait, read: impl FnOnce(&mut [u8]) -> R) -> R {
+    /// `None` if all buffers are used, and the thread may not wait for one.
+    pub(crate) fn with<R>(
+        &self,
+        len: usize,
+        wait: Wait,
+        read: impl FnOnce(&mut [u8]) -> R,
+    ) -> Option<R> {
         let receives_requests = wait == Wait::Refused && !forebay_io::in_callback();
-        let is_own = len <= SMALL_BYTES || receives_requests;
-        let mut buffer = match is_own {
-            true => OWN.take(),
-            false => self.shared.lock().pop().unwrap_or_default(),
-        };
-        if buffer.len() < len {
-            buffer = vec![0; len];
+        if len <= SMALL_BYTES || receives_requests {
+            return Some(with_own(len, read));
         }
-        let result = read(&mut buffer[..len]);
-        if is_own && buffer.len() <= LARGE_BYTES {
-            OWN.set(buffer);
-        } else if buffer.len() <= LARGE_BYTES {
-            let mut shared = self.shared.lock();
-            if shared.len() < SHARED_MAX {
-                shared.push(buffer);
-            }
+        // A read in a read does not wait for the buffer that its own thread uses.
+        if HAS_SHARED.get() {
+            return Some(read(&mut vec![0; len]));
         }
-        result
+        let mut buffer = self.take(wait == Wait::Allowed)?;
+        Some(read(of_len(&mut buffer.bytes, len)))
     }
+
+    fn take(&self, may_wait: bool) -> Option<SharedBuffer<'_>> {
+        let mut shared = self.shared.lock();
+        while shared.used >= shared.max {
+            if !may_wait {
+                return None;
+            }
+            self.returned.wait(&mut shared);
+        }
+        shared.used += 1;
+        let bytes = shared.kept.pop().unwrap_or_default();
+        HAS_SHARED.set(true);
+        Some(SharedBuffer { owner: self, bytes })
+    }
+}
+
+/// Calls `read` with the thread's own buffer.
+fn with_own<R>(len: usize, read: impl FnOnce(&mut [u8]) -> R) -> R {
+    let mut buffer = OWN.take();
+    let result = read(of_len(&mut buffer, len));
+    if buffer.len() <= LARGE_BYTES {
+        OWN.set(buffer);
+    }
+    result
+}
+
+/// `len` bytes of a buffer, which is replaced if it is smaller.
+fn of_len(buffer: &mut Vec<u8>, len: usize) -> &mut [u8] {
+    if buffer.len() < len {
+        *buffer = vec![0; len];
+    }
+    &mut buffer[..len]
 }
 
 #[cfg(test)]
@@ -66,49 +127,100 @@ mod tests {
 
     use super::*;
 
+    const MAX: usize = 4;
+
+    /// Where reads stay until it is open.
+    #[derive(Default)]
+    struct Gate {
+        is_open: bool,
+        inside: usize,
+        most: usize,
+    }
+
+    fn pass((gate, changed): &(Mutex<Gate>, Condvar)) {
+        let mut gate = gate.lock();
+        gate.inside += 1;
+        gate.most = gate.most.max(gate.inside);
+        changed.notify_all();
+        while !gate.is_open {
+            changed.wait(&mut gate);
+        }
+        gate.inside -= 1;
+    }
+
     fn own_bytes() -> usize {
         OWN.with_borrow(Vec::capacity)
     }
 
-    fn use_at_once(buffers: &ReadBuffers, number: usize) {
-        if number > 0 {
-            buffers.with(LARGE_BYTES, Wait::Allowed, |_| use_at_once(buffers, number - 1));
-        }
+    fn kept(buffers: &ReadBuffers) -> usize {
+        buffers.shared.lock().kept.len()
     }
 
     #[test]
-    fn a_thread_that_receives_requests_keeps_a_large_buffer_and_others_share_a_few() {
-        let buffers = Arc::new(ReadBuffers::new());
+    fn a_thread_that_receives_requests_keeps_a_large_buffer_and_others_share_them() {
+        let buffers = Arc::new(ReadBuffers::new(MAX));
         buffers.with(LARGE_BYTES, Wait::Refused, |buffer| assert_eq!(buffer.len(), LARGE_BYTES));
         assert_eq!(own_bytes(), LARGE_BYTES);
-        assert!(buffers.shared.lock().is_empty());
+        assert_eq!(kept(&buffers), 0);
         let shared = Arc::clone(&buffers);
         let work = move || {
             shared.with(SMALL_BYTES, Wait::Allowed, |_| ());
-            use_at_once(&shared, 3 * SHARED_MAX);
+            shared.with(LARGE_BYTES, Wait::Allowed, |_| ());
             own_bytes()
         };
         assert_eq!(spawn_named("worker", work).unwrap().join().unwrap(), SMALL_BYTES);
-        assert_eq!(buffers.shared.lock().len(), SHARED_MAX);
-        buffers.with(LARGE_BYTES, Wait::Allowed, |_| {
-            assert_eq!(buffers.shared.lock().len(), SHARED_MAX - 1, "one of them is used");
-        });
+        assert_eq!(kept(&buffers), 1);
+        buffers.with(LARGE_BYTES, Wait::Allowed, |_| assert_eq!(kept(&buffers), 0, "it is used"));
+    }
+
+    #[test]
+    fn a_thread_waits_for_a_large_buffer_while_all_are_used() {
+        let buffers = Arc::new(ReadBuffers::new(MAX));
+        let gate = Arc::new((Mutex::named("test-gate", Gate::default()), Condvar::new()));
+        let threads: Vec<_> = (0..3 * MAX)
+            .map(|_| {
+                let (buffers, gate) = (Arc::clone(&buffers), Arc::clone(&gate));
+                let work = move || buffers.with(LARGE_BYTES, Wait::Allowed, |_| pass(&gate));
+                spawn_named("worker", work).unwrap()
+            })
+            .collect();
+        let mut seen = gate.0.lock();
+        while seen.inside < MAX {
+            gate.1.wait(&mut seen);
+        }
+        assert!(buffers.take(false).is_none(), "no buffer is free, and it may not wait");
+        seen.is_open = true;
+        drop(seen);
+        gate.1.notify_all();
+        threads.into_iter().for_each(|thread| assert!(thread.join().unwrap().is_some()));
+        assert_eq!(gate.0.lock().most, MAX);
+        assert_eq!(kept(&buffers), MAX);
+        assert!(buffers.take(false).is_some());
     }
 
     #[test]
     fn a_read_in_a_read_has_another_buffer_and_a_huge_one_is_not_kept() {
-        let buffers = ReadBuffers::new();
+        let buffers = ReadBuffers::new(1);
         for (len, wait) in [(100, Wait::Refused), (SMALL_BYTES + 1, Wait::Allowed)] {
-            buffers.with(len, wait, |outer| {
+            let read = buffers.with(len, wait, |outer| {
                 outer.fill(1);
-                buffers.with(len, wait, |inner| inner.fill(2));
+                assert!(buffers.with(len, wait, |inner| inner.fill(2)).is_some());
                 assert!(outer.iter().all(|byte| *byte == 1));
             });
+            assert!(read.is_some());
         }
         for wait in [Wait::Refused, Wait::Allowed] {
             buffers.with(LARGE_BYTES + 1, wait, |buffer| assert_eq!(buffer.len(), LARGE_BYTES + 1));
         }
         assert!(own_bytes() <= LARGE_BYTES);
-        assert!(buffers.shared.lock().iter().all(|buffer| buffer.len() <= LARGE_BYTES));
+        assert!(buffers.shared.lock().kept.iter().all(|buffer| buffer.len() <= LARGE_BYTES));
+    }
+
+    #[test]
+    fn a_read_that_panics_returns_its_buffer() {
+        let buffers = ReadBuffers::new(1);
+        let read = || buffers.with(LARGE_BYTES, Wait::Allowed, |_| panic!("no data"));
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(read)).unwrap_err();
+        assert!(buffers.take(false).is_some());
     }
 }

@@ -129,9 +129,10 @@ impl FileSystem {
             read.map(|read| with(&buffer[..read]))
         });
         match read {
-            Ok(()) => Ok(inode),
-            Err(error) if error.kind() == forebay_pool::ErrorKind::Closed => Err(stale()),
-            Err(error) => Err(error.into()),
+            None => Err(Error::new(ErrorKind::WouldBlock, "all buffers for large reads are used")),
+            Some(Ok(())) => Ok(inode),
+            Some(Err(error)) if error.kind() == forebay_pool::ErrorKind::Closed => Err(stale()),
+            Some(Err(error)) => Err(error.into()),
         }
     }
 
