@@ -42,7 +42,7 @@ const MEMORY_MARGIN_BYTES: u64 = 64 << 20;
 const CEDED_SHARE: u64 = 64;
 /// The cache takes ceded memory back only while this fraction of its bound stays free.
 const SPARE_SHARE: u64 = 16;
-/// At most this fraction of the bound is withheld.
+/// At most this fraction of the bound is withheld, and of the arena's margin beyond 125% of it.
 const WITHHELD_MAX_SHARE: u64 = 4;
 /// How often, and how long each time, an allocation waits for memory before it fails.
 const MEMORY_WAITS: u32 = 20;
@@ -133,10 +133,11 @@ impl BlockCache {
             .bound(options.bytes)
             .overhead(move || {
                 let free_bytes = memory.limit_bytes().saturating_sub(memory.used_bytes());
-                let most = bound.saturating_sub(counted.withheld_from_bound());
+                let withheld = counted.withheld_from(bound);
+                let most = bound.saturating_sub(withheld);
                 let others = counted.total(free_bytes.saturating_sub(spare_bytes), most);
                 // The indexes of L2 devices are in the memory for which bytes are withheld.
-                others.saturating_add(counted_l2.memory_bytes().max(counted.withheld_from_bound()))
+                others.saturating_add(counted_l2.memory_bytes().max(withheld))
             })
             .secondary_cache(Arc::clone(&l2) as Arc<dyn SecondaryCache<BlockKey, Buffer>>)
             .weigher(|_, block: &Buffer| block.footprint() as u64)
@@ -196,13 +197,15 @@ impl BlockCache {
         self.bound
     }
 
-    /// Withholds `bytes` of the arena's limit, because the rest of the process uses them, but only
-    /// so many that the cache keeps three quarters of its bound: pools need them for dirty data.
-    /// The cache gives up the same share of its bound. The number replaces the one of the last
-    /// call. Free memory is returned at once, the rest as blocks are evicted. Returns the number of
-    /// bytes that are withheld.
+    /// Withholds `bytes` of the arena's limit, because the rest of the process uses them. The cache
+    /// gives up the same share of its bound, but keeps three quarters: pools need them for dirty
+    /// data. After that I/O in flight gives up a quarter of its margin. The number replaces the one
+    /// of the last call. Free memory is returned at once, the rest as blocks are evicted. Returns
+    /// the number of bytes that are withheld.
     pub fn withhold(&self, bytes: u64) -> u64 {
-        let bytes = bytes.min(self.bound / WITHHELD_MAX_SHARE / 4 * 5);
+        let margin_bytes = self.memory_bytes - (self.bound + self.bound / 4);
+        let from_margin = margin_bytes / WITHHELD_MAX_SHARE;
+        let bytes = bytes.min(self.bound / WITHHELD_MAX_SHARE / 4 * 5 + from_margin);
         if self.accounts.withheld_bytes.swap(bytes, Ordering::Relaxed) != bytes {
             self.arena.set_limit(self.memory_bytes - bytes);
             // Resizing to the same bound makes the reclaimer evaluate it again.
@@ -314,9 +317,10 @@ impl CacheAccounts {
         self.dirty_bytes.load(Ordering::Relaxed).saturating_add(others).saturating_add(ceded)
     }
 
-    /// The part of the bound that is withheld. The arena may exceed the bound by a quarter.
-    fn withheld_from_bound(&self) -> u64 {
-        self.withheld_bytes.load(Ordering::Relaxed) / 5 * 4
+    /// The part of `bound` that is withheld. The arena may exceed the bound by a quarter.
+    fn withheld_from(&self, bound: u64) -> u64 {
+        let withheld = self.withheld_bytes.load(Ordering::Relaxed) / 5 * 4;
+        withheld.min(bound / WITHHELD_MAX_SHARE)
     }
 
     fn cede(&self, bytes: u64, most: u64) {

@@ -8,6 +8,8 @@
 //! Memory of blocks that is committed but not resident yet hides other memory for a while. So the
 //! thread follows a fall of the other memory slowly.
 //!
+//! If blocks cannot give way to all of it, the C allocator releases its free memory.
+//!
 //! It does not evict anything itself, and it does not follow the limits of control groups.
 
 use std::sync::{Arc, Weak};
@@ -26,6 +28,9 @@ const PERIOD: Duration = Duration::from_millis(100);
 /// rarely.
 const STEP_BYTES: u64 = 1 << 20;
 const STEP_SHARE: u64 = 256;
+/// While blocks cannot give way to all, the C allocator releases its free memory once in so many
+/// looks.
+const LOOKS_PER_RELEASE: u32 = 10;
 /// The other memory falls at most by this fraction from one look to the next.
 const FALL_SHARE: u64 = 64;
 
@@ -58,13 +63,15 @@ struct MemoryWatch {
     step_bytes: u64,
     /// Whether more had to be withheld than blocks can spare.
     is_short: bool,
+    /// Looks until the C allocator may release its free memory again.
+    looks_to_release: u32,
 }
 
 impl MemoryWatch {
     fn new(plan: &MemoryPlan) -> Self {
         let share_bytes = plan.total_bytes - plan.arena_bytes - plan.headroom_bytes();
         let step_bytes = STEP_BYTES.max(plan.arena_bytes / STEP_SHARE);
-        Self { share_bytes, other_bytes: 0, step_bytes, is_short: false }
+        Self { share_bytes, other_bytes: 0, step_bytes, is_short: false, looks_to_release: 0 }
     }
 
     /// Withholds what the rest of the process uses beyond its shares.
@@ -84,6 +91,11 @@ impl MemoryWatch {
             );
         }
         self.is_short = is_short;
+        self.looks_to_release = self.looks_to_release.saturating_sub(1);
+        if is_short && self.looks_to_release == 0 {
+            forebay_base::memory::return_free_memory();
+            self.looks_to_release = LOOKS_PER_RELEASE;
+        }
     }
 
     /// The bytes to withhold, if the process has `resident` bytes and blocks have `committed`.
