@@ -12,8 +12,8 @@ use super::classes::{CHUNK_BYTES, RUN, SIZES};
 use super::region;
 use crate::vm::PageSize;
 
-/// Owned memory from an [`Arena`](super::Arena), aligned to 4,096 bytes, or to 512 if it has at
-/// most 2,048 bytes.
+/// Owned memory from an [`Arena`](super::Arena), aligned to 4,096 bytes if its length is a multiple
+/// of that, and to 512 otherwise.
 ///
 /// Dropping it returns the memory to the arena at once. It may outlive all handles of the arena.
 /// The content of a new buffer is unspecified: zeros, or the content of an earlier buffer.

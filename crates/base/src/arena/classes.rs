@@ -1,18 +1,24 @@
 //! The table of size classes.
 //!
-//! The table maps a length to a block size. Below 4 KiB the sizes double. From 4 KiB to 32 KiB they
-//! are all multiples of 4 KiB. Above, each doubling has four steps. So the waste is at most a fifth
-//! of a block, plus less than 4 KiB.
+//! The table maps a length to a block size. Up to 2 KiB the sizes double. Above, each doubling has
+//! four steps, so the waste is at most a fifth of a block, plus less than a sector.
 //!
-//! The sizes do not depend on the page size of the system. On larger pages several blocks share a
-//! page, and a block may start on one page and end on the next ([`Geometry`]).
+//! Every size is a multiple of a sector of 512 bytes, and every multiple of 4 KiB up to 32 KiB is a
+//! size. So a length in sectors of any device gets a block that is aligned to such a sector.
+//!
+//! The sizes do not depend on the page size of the system. Several blocks share a page, and a block
+//! may start on one page and end on the next ([`Geometry`]).
 
 use std::ops::RangeInclusive;
 
 use crate::vm::PageSize;
 
-/// Blocks of at least this size are multiples of it, and aligned to it.
+/// All sizes are multiples of this.
+const SECTOR_BYTES: usize = 512;
+/// Sizes above [`FINE_MAX`] are multiples of this.
 const STEP_BYTES: usize = 4 << 10;
+/// Up to this length, a class is found by the number of sectors.
+const FINE_MAX: usize = 16 << 10;
 
 /// Size of a chunk, and of a huge page. A chunk serves one size class at a time.
 pub(super) const CHUNK_BYTES: usize = 2 << 20;
@@ -24,9 +30,17 @@ pub(super) const SIZES: [u32; CLASSES] = [
     512,
     KIB,
     2 * KIB,
+    2 * KIB + 512,
+    3 * KIB,
+    3 * KIB + 512,
     4 * KIB,
+    5 * KIB,
+    6 * KIB,
+    7 * KIB,
     8 * KIB,
+    10 * KIB,
     12 * KIB,
+    14 * KIB,
     16 * KIB,
     20 * KIB,
     24 * KIB,
@@ -55,7 +69,7 @@ pub(super) const SIZES: [u32; CLASSES] = [
 ];
 
 /// Number of size classes.
-pub(super) const CLASSES: usize = 31;
+pub(super) const CLASSES: usize = 39;
 
 /// The class number of buffers that are runs of whole chunks.
 pub(super) const RUN: usize = CLASSES;
@@ -84,26 +98,31 @@ pub(super) const fn magazine_capacity(class: usize) -> usize {
     if blocks < MAGAZINE_BLOCKS { blocks } else { MAGAZINE_BLOCKS }
 }
 
+/// The class of a length of `i + 1` sectors (rounded up), at index `i`.
+static BY_SECTORS: [u8; FINE_MAX / SECTOR_BYTES] = by_steps(SECTOR_BYTES);
+
 /// The class of a length of `i + 1` steps (rounded up), at index `i`.
-static BY_STEPS: [u8; MAX_BLOCK / STEP_BYTES] = {
-    let mut table = [0; MAX_BLOCK / STEP_BYTES];
+static BY_STEPS: [u8; MAX_BLOCK / STEP_BYTES] = by_steps(STEP_BYTES);
+
+/// The smallest class whose blocks hold `i + 1` steps, at index `i`.
+const fn by_steps<const N: usize>(step_bytes: usize) -> [u8; N] {
+    let mut table = [0; N];
     let (mut steps, mut class) = (1, 0);
     while steps <= table.len() {
-        while (SIZES[class] as usize) < steps * STEP_BYTES {
+        while (SIZES[class] as usize) < steps * step_bytes {
             class += 1;
         }
         table[steps - 1] = class as u8;
         steps += 1;
     }
     table
-};
+}
 
 /// The smallest class whose blocks hold `len` bytes, or [`RUN`]. `len` must not be zero.
 #[inline]
 pub(super) fn class_of(len: usize) -> usize {
-    if len <= STEP_BYTES / 2 {
-        // 512, 1024 and 2048 bytes are classes 0, 1 and 2.
-        (len.max(SIZES[0] as usize) - 1).ilog2() as usize - 8
+    if len <= FINE_MAX {
+        BY_SECTORS[(len - 1) / SECTOR_BYTES] as usize
     } else {
         BY_STEPS.get((len - 1) / STEP_BYTES).map_or(RUN, |class| *class as usize)
     }

@@ -133,8 +133,8 @@ impl Arena {
         unsafe { self.inner.as_ref() }
     }
 
-    /// Allocates a buffer of `len` bytes with unspecified content, aligned to 4,096 bytes, or to
-    /// 512 if it has at most 2,048 bytes.
+    /// Allocates a buffer of `len` bytes with unspecified content, aligned to 4,096 bytes if `len`
+    /// is a multiple of that, and to 512 otherwise.
     ///
     /// # Errors
     /// [`AllocError::Empty`] or [`AllocError::TooLarge`] if `len` is outside `1..=MAX_LEN`,

@@ -366,7 +366,8 @@ fn direct_needs(stat: &Statx, kind: FileKind) -> Option<u32> {
     if memory == 0 || offset == 0 || memory.max(offset) > MAX_SECTOR_BYTES {
         return None;
     }
-    // Buffers shorter than a page are aligned to the smallest sector only.
+    // Buffers are aligned to a page if their length is a multiple of it, else to the smallest
+    // sector only.
     Some(if memory > MIN_SECTOR_BYTES { MAX_SECTOR_BYTES } else { offset })
 }
 

@@ -38,23 +38,23 @@ struct Pin {
 struct SlotHintEntry {
     /// The cache slot.
     slot_hint: SlotHint,
-    /// Offset of the content from the content of the indirect block, in pages of [`PAGE_BYTES`].
-    /// Both lie in the same arena.
-    pages: i32,
+    /// Offset of the content from the content of the indirect block, in units of [`ALIGN_BYTES`].
+    /// Both lie in the same arena. 0 if they are more than a tebibyte apart.
+    units: i32,
 }
 
-/// Alignment of buffers that are at least this large.
-const PAGE_BYTES: isize = 4096;
+/// Alignment of all buffers of an arena.
+const ALIGN_BYTES: isize = 512;
 
 impl SlotHintEntry {
     fn of(slot_hint: SlotHint, content: &[u8], from: &[u8]) -> Self {
         let bytes = content.as_ptr().addr().wrapping_sub(from.as_ptr().addr()) as isize;
-        Self { slot_hint, pages: i32::try_from(bytes.div_euclid(PAGE_BYTES)).unwrap_or(0) }
+        Self { slot_hint, units: i32::try_from(bytes / ALIGN_BYTES).unwrap_or(0) }
     }
 
     /// The address of the content, for a prefetch.
     fn content(self, from: &[u8]) -> *const u8 {
-        from.as_ptr().wrapping_offset(self.pages as isize * PAGE_BYTES)
+        from.as_ptr().wrapping_offset(self.units as isize * ALIGN_BYTES)
     }
 }
 
@@ -159,7 +159,9 @@ impl Pins {
 
 #[cfg(all(test, not(forebay_model)))]
 mod tests {
-    use super::{BlockPtrPhys, DISPLACED, PAGE_BYTES, Pins, SLOTS, SlotHint, SlotHintEntry};
+    use forebay_base::arena::{Arena, ArenaConfig, HugePages};
+
+    use super::{BlockPtrPhys, DISPLACED, Pins, SLOTS, SlotHint, SlotHintEntry};
     use crate::object::tree::POINTERS;
 
     #[test]
@@ -182,17 +184,14 @@ mod tests {
 
     #[test]
     fn a_hint_yields_the_address_of_the_content() {
-        let page = PAGE_BYTES as usize;
-        let arena = vec![0u8; 16 * page];
-        let first = arena.as_ptr().align_offset(page);
-        let block = |at: usize| &arena[first + at * page..][..page];
-        for (from, content) in [(3, 11), (11, 3), (5, 5), (0, 14)] {
-            let hint = SlotHintEntry::of(SlotHint::UNKNOWN, block(content), block(from));
-            assert_eq!(hint.content(block(from)), block(content).as_ptr());
+        let config = ArenaConfig { limit_bytes: 1 << 20, huge_pages: HugePages::Never };
+        let arena = Arena::new(config).expect("an arena");
+        let lens = [512, 2560, 3 << 10, 7 << 10, 10 << 10, 32 << 10];
+        let blocks: Vec<_> =
+            lens.iter().chain(&lens).map(|len| arena.alloc(*len).expect("memory")).collect();
+        for (from, content) in blocks.iter().zip(blocks.iter().rev()) {
+            let hint = SlotHintEntry::of(SlotHint::UNKNOWN, content, from);
+            assert_eq!(hint.content(from), content.as_ptr());
         }
-        // Content smaller than a page yields the address of its page.
-        let short = &block(4)[512..1024];
-        let hint = SlotHintEntry::of(SlotHint::UNKNOWN, short, block(9));
-        assert_eq!(hint.content(block(9)), block(4).as_ptr());
     }
 }

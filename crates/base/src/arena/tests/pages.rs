@@ -37,10 +37,19 @@ fn pages_of_blocks_and_blocks_on_pages_agree() {
 /// committed until its last block is freed.
 #[test]
 fn a_page_is_released_with_its_last_block() {
-    for (kib, len) in [(16, 512), (16, 4096), (64, 2048), (64, 12 * KIB), (64, 48 * KIB)] {
+    for (kib, len) in [
+        (4, 2560),
+        (4, 5 * KIB),
+        (4, 14 * KIB),
+        (16, 512),
+        (16, 4096),
+        (64, 2048),
+        (64, 12 * KIB),
+        (64, 48 * KIB),
+    ] {
         let arena = arena_of(PageSize::of(kib * KIB), 32 * MIB, HugePages::Never);
         let page = kib * KIB;
-        let mut live: Vec<_> = (0..16 * page / len)
+        let mut live: Vec<_> = (0..(16 * page / len).max(16))
             .map(|i| LiveBuffer::new(arena.alloc(len).unwrap(), len, i as u8))
             .collect();
         let pages_of = |live: &[LiveBuffer]| {
