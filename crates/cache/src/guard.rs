@@ -92,7 +92,12 @@ impl<'a, K: Key, V: Send + Sync + 'static> Ref<'a, K, V> {
     pub(crate) fn remove(&self, cause: Cause) -> Option<OwnedRef<K, V>> {
         // SAFETY: this reference borrows the cache.
         let inner = unsafe { self.inner.as_ref() };
-        inner.remove(inner.hash(self.key()), self.key(), cause, Some(self.header))
+        let hash = inner.hash(self.key());
+        let removed = inner.remove(hash, self.key(), cause, Some(self.header))?;
+        if cause != Cause::Replaced {
+            inner.simulations.note_removal(hash);
+        }
+        Some(removed)
     }
 
     /// Converts it to a reference that borrows nothing, with the same pin.

@@ -24,7 +24,7 @@ use crate::key_calls::is_key;
 use crate::lists::ghosts::GhostList;
 use crate::owner::Permit;
 use crate::policy::simulation::Capacities;
-use crate::policy::simulation::access_buffer::Access;
+use crate::policy::simulation::access_buffer::{Access, AccessKind};
 use crate::sample::sample_key;
 
 impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
@@ -374,7 +374,8 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         }
         if sampled || self.simulations.should_replay() {
             let class = attributes.class;
-            let access = Access { key: sample_key(hash), class, weight, is_new: !is_miss };
+            let kind = if is_miss { AccessKind::Use } else { AccessKind::New };
+            let access = Access { key: sample_key(hash), class, weight, kind };
             self.replay(sampled.then_some(access));
         }
         frequent

@@ -79,7 +79,9 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     /// ```
     pub fn remove(&self, key: &K) -> Option<OwnedRef<K, V>> {
         let inner = self.inner();
-        inner.remove_everywhere(inner.hash(key), key, Cause::Removed, None)
+        let hash = inner.hash(key);
+        inner.simulations.note_removal(hash);
+        inner.remove_everywhere(hash, key, Cause::Removed, None)
     }
 
     /// Removes a block if it is cached and `condition` is true for its value. Returns it, pinned.
@@ -112,6 +114,7 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
             }
             let only = Some(block.header());
             if let Some(removed) = inner.remove_everywhere(hash, key, Cause::Removed, only) {
+                inner.simulations.note_removal(hash);
                 return Some(removed);
             }
         }

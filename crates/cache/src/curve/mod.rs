@@ -228,6 +228,11 @@ impl Curves {
         hits_all
     }
 
+    /// Replays a removal.
+    pub(crate) fn remove(&mut self, access: Access) {
+        self.sizes[access.class as usize].iter_mut().for_each(|size| size.remove(access.key));
+    }
+
     /// Ends a batch. Its accesses stand for those that the access buffer dropped meanwhile.
     pub(crate) fn end_batch(&mut self, batch: Batch) {
         let stands_for = 1.0 + batch.lost as f64 / batch.taken.max(1) as f64;

@@ -8,7 +8,7 @@ use super::estimate::Sampled;
 use crate::policy::MIN_GHOSTS;
 use crate::policy::admission::{FIRST_RULE, RULES};
 use crate::policy::simulation::Simulation;
-use crate::policy::simulation::access_buffer::Access;
+use crate::policy::simulation::access_buffer::{Access, AccessKind};
 use crate::policy::simulation::marked_keys::MarkedKeys;
 use crate::policy::simulation::miniatures::{Bounds, Miniatures};
 
@@ -113,12 +113,20 @@ impl SimulatedSize {
         self.miniature.set_only_rule(RULES[rule]);
         let stands_for = (self.miniature.mask() + 1) as f64;
         let hits = self.miniature.access(access, capacity);
-        let misses = hits == 0 && !access.is_new;
+        let misses = hits == 0 && access.kind == AccessKind::Use;
         if misses {
             self.batch.misses += stands_for;
             self.batch.variance += stands_for * (stands_for - 1.0);
         }
         SizeOutcome { hits_all: hits_all && hits > 0, misses }
+    }
+
+    /// Replays a removal.
+    pub(super) fn remove(&mut self, key: u64) {
+        if let Some(chooser) = &mut self.chooser {
+            chooser.remove(key);
+        }
+        self.miniature.remove(key);
     }
 
     /// Counts the misses of a batch. Each stands for that many.

@@ -12,7 +12,7 @@ use crate::attributes::{Attributes, Class};
 use crate::inner::Bound;
 use crate::insight_budget::InsightBudget;
 use crate::policy::admission::RULES;
-use crate::policy::simulation::access_buffer::{Access, AccessBuffer};
+use crate::policy::simulation::access_buffer::{Access, AccessBuffer, AccessKind};
 use crate::sample::sample_key;
 use crate::{Builder, Cache, Reclaim};
 
@@ -131,7 +131,7 @@ proptest! {
             let weight = (least + (hash >> 40) % (heaviest - least + 1)) as u32;
             let rule = rng.below(RULES.len() as u64) as usize;
             let capacities = capacities(total, total / 2);
-            let access = Access { key: sample_key(hash), class, weight, is_new: false };
+            let access = Access { key: sample_key(hash), class, weight, kind: AccessKind::Use };
             curves.access(access, rule, capacities);
             if step % 1000 == 0 {
                 most = most.max(curves.memory_bytes());
@@ -154,7 +154,7 @@ fn few_blocks_are_sampled_densely_and_many_sparsely() {
         let mut rng = SmallRng::from_seed(capacity);
         for _ in 0..8 * capacity {
             let key = sample_key(rng.below(2 * capacity).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-            let access = Access { key, class: Class::Data, weight: 1, is_new: false };
+            let access = Access { key, class: Class::Data, weight: 1, kind: AccessKind::Use };
             curves.access(access, 0, capacities(capacity, capacity));
         }
         let one_in = curves.mask(Class::Data) + 1;

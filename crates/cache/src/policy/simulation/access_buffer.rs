@@ -35,17 +35,31 @@ pub(crate) struct Access {
     pub(crate) key: u64,
     pub(crate) class: Class,
     pub(crate) weight: u32,
-    /// Whether the content is new: no request has missed it.
-    pub(crate) is_new: bool,
+    pub(crate) kind: AccessKind,
 }
 
-// A word: key, class, exponent of the weight, whether it is new, and mantissa. Never zero, because
-// no weight is zero.
+/// What happens to a block. The low bit tells uses and new blocks apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AccessKind {
+    /// A request asks for it.
+    Use,
+    /// Its content is new: no request has missed it.
+    New,
+    /// It is removed, cached or not. The weight does not matter.
+    Removal,
+}
+
+impl AccessKind {
+    const ALL: [Self; 3] = [Self::Use, Self::New, Self::Removal];
+}
+
+// A word: key, class, exponent of the weight, kind, and mantissa. Never zero, because no weight is
+// zero.
 const KEY_SHIFT: u32 = 25;
 const CLASS_SHIFT: u32 = 24;
 const EXPONENT_SHIFT: u32 = 20;
-const NEW_SHIFT: u32 = 19;
-const MANTISSA_BITS: u32 = 19;
+const KIND_SHIFT: u32 = 18;
+const MANTISSA_BITS: u32 = 18;
 
 impl Access {
     fn word(self) -> u64 {
@@ -54,7 +68,7 @@ impl Access {
         (self.key << KEY_SHIFT)
             | ((self.class as u64) << CLASS_SHIFT)
             | (u64::from(exponent) << EXPONENT_SHIFT)
-            | (u64::from(self.is_new) << NEW_SHIFT)
+            | ((self.kind as u64) << KIND_SHIFT)
             | u64::from(weight >> exponent)
     }
 
@@ -65,7 +79,7 @@ impl Access {
             key: word >> KEY_SHIFT,
             class: Class::ALL[(word >> CLASS_SHIFT) as usize & 1],
             weight: (mantissa << exponent) as u32,
-            is_new: (word >> NEW_SHIFT) & 1 != 0,
+            kind: AccessKind::ALL[((word >> KIND_SHIFT) & 3).min(2) as usize],
         }
     }
 }
@@ -135,7 +149,8 @@ impl AccessBuffer {
         }
         let word = access.word();
         let last = shard.word(stored.wrapping_sub(1)).load(Ordering::Relaxed);
-        if (last ^ word) & !(1 << NEW_SHIFT) == 0 {
+        // Whether it is a use or new makes no difference, a removal does.
+        if (last ^ word) & !(1 << KIND_SHIFT) == 0 {
             return;
         }
         shard.word(stored).store(word, Ordering::Relaxed);
@@ -197,7 +212,7 @@ impl Shard {
 mod tests {
     use proptest::prelude::*;
 
-    use super::{Access, AccessBuffer, BATCH, Batch, MAX_WORDS, MIN_WORDS};
+    use super::{Access, AccessBuffer, AccessKind, BATCH, Batch, MAX_WORDS, MIN_WORDS};
     use crate::attributes::Class;
 
     proptest! {
@@ -206,21 +221,22 @@ mod tests {
             key in 0..1u64 << 39,
             data in any::<bool>(),
             weight in any::<u32>(),
-            is_new in any::<bool>(),
+            kind in 0..3usize,
         ) {
             let class = if data { Class::Data } else { Class::Metadata };
-            let back = Access::from_word(Access { key, class, weight, is_new }.word());
-            prop_assert_eq!((back.key, back.class, back.is_new), (key, class, is_new));
+            let kind = AccessKind::ALL[kind];
+            let back = Access::from_word(Access { key, class, weight, kind }.word());
+            prop_assert_eq!((back.key, back.class, back.kind), (key, class, kind));
             let weight = weight.max(1);
             prop_assert!(back.weight > 0 && back.weight <= weight);
-            prop_assert!(weight - back.weight <= weight >> 18, "{} for {weight}", back.weight);
+            prop_assert!(weight - back.weight <= weight >> 17, "{} for {weight}", back.weight);
         }
     }
 
     #[test]
     fn a_full_ring_loses_what_comes_and_takes_more_when_it_was_emptied() {
         let access_buffer = AccessBuffer::new(1, u64::MAX, 0);
-        let access = |key| Access { key, class: Class::Data, weight: 7, is_new: false };
+        let access = |key| Access { key, class: Class::Data, weight: 7, kind: AccessKind::Use };
         let (words, batches) = (MAX_WORDS as u64, MAX_WORDS / BATCH);
         for round in 0..5u64 {
             (0..words + 9).for_each(|key| access_buffer.note(access(round << 20 | key)));
@@ -241,7 +257,7 @@ mod tests {
     #[test]
     fn a_block_that_is_asked_for_again_and_again_does_not_fill_it() {
         let access_buffer = AccessBuffer::new(1, u64::MAX, 0);
-        let access = |key| Access { key, class: Class::Data, weight: 7, is_new: false };
+        let access = |key| Access { key, class: Class::Data, weight: 7, kind: AccessKind::Use };
         (0..BATCH).for_each(|_| access_buffer.note(access(1)));
         assert!(!access_buffer.has_half_a_batch());
         access_buffer.note(access(2));
@@ -249,9 +265,17 @@ mod tests {
         let mut taken = Vec::new();
         access_buffer.take(|access| taken.push(access.key));
         assert_eq!(taken, [1, 2, 1]);
+        // Not so if it is removed meanwhile.
+        let kinds = [AccessKind::New, AccessKind::Use, AccessKind::Removal, AccessKind::Use];
+        kinds.into_iter().for_each(|kind| access_buffer.note(Access { kind, ..access(3) }));
+        taken.clear();
+        access_buffer.take(|access| taken.push(access.kind as u64));
+        let [new, used, removal, _] = kinds.map(|kind| kind as u64);
+        assert_eq!(taken, [new, removal, used]);
         (0..BATCH as u64 / 2).for_each(|key| access_buffer.note(access(key)));
         assert!(access_buffer.has_half_a_batch());
     }
+
     #[test]
     fn its_memory_is_what_it_may_take_or_the_shortest_rings() {
         for (shards, bytes) in [(4, 1 << 19), (128, 1 << 19), (128, 1 << 16), (128, 0), (1, 0)] {
@@ -261,7 +285,7 @@ mod tests {
             let shortest = (shards * MIN_WORDS * size_of::<u64>()) as u64;
             assert!(rings <= bytes.max(shortest), "{shards} shards, {bytes} bytes: {rings}");
             // Each ring works, however short it is.
-            let access = |key| Access { key, class: Class::Data, weight: 7, is_new: false };
+            let access = |key| Access { key, class: Class::Data, weight: 7, kind: AccessKind::Use };
             (0..MAX_WORDS as u64).for_each(|key| access_buffer.note(access(key)));
             assert!(access_buffer.has_half_a_batch());
             assert!(access_buffer.take(|_| {}).taken >= MIN_WORDS as u64);

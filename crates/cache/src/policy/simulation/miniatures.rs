@@ -75,6 +75,13 @@ impl Miniatures {
         hits
     }
 
+    /// Removes a block from all miniatures.
+    pub(crate) fn remove(&mut self, key: u64) {
+        let Some(slot) = self.slots.find(key) else { return };
+        self.miniatures.iter_mut().for_each(|miniature| miniature.forget(slot, &self.slots));
+        self.release_forgotten();
+    }
+
     /// Blocks in the largest miniature.
     pub(crate) fn blocks(&self) -> u64 {
         self.miniatures.iter().map(Miniature::blocks).max().unwrap_or(0)

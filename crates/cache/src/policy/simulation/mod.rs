@@ -17,8 +17,8 @@
 //! own. Headers are flagged, and accesses noted, for the largest of all samples of the class. A
 //! block that a program has just made enters them too, but is no miss of the curve.
 //!
-//! They do not see removals, refused blocks, pins, and blocks hinted `once` or `again`. All rules
-//! see the same accesses, so the comparison is fair.
+//! A removed block leaves them too. They do not see removals of many blocks at once, refused
+//! blocks, pins, and blocks hinted `once` or `again`. All rules see the same accesses.
 //!
 //! Locking: `simulations`, a leaf lock. Inserters only try it; `clear` and the sum of memory wait
 //! for it.
@@ -41,7 +41,7 @@ use crate::insight_budget::InsightBudget;
 use crate::policy::MIN_GHOSTS;
 use crate::policy::admission::{FIRST_RULE, RULES};
 use crate::sample::{Sample, sample_key};
-use access_buffer::{Access, AccessBuffer, Batch};
+use access_buffer::{Access, AccessBuffer, AccessKind, Batch};
 use choice::Choice;
 use marked_keys::MarkedKeys;
 use miniatures::{Bounds, Miniatures};
@@ -139,7 +139,18 @@ impl Simulations {
         let key = sample_key(hash);
         // The header was sampled when the sample was larger, perhaps.
         if self.samples[class as usize].has(key) && !self.marked[class as usize].has(key) {
-            self.access_buffer.note(Access { key, class, weight, is_new: false });
+            self.access_buffer.note(Access { key, class, weight, kind: AccessKind::Use });
+        }
+    }
+
+    /// Notes the removal of a block, cached or not, and of either class. Takes no lock.
+    pub(crate) fn note_removal(&self, hash: u64) {
+        let key = sample_key(hash);
+        for class in Class::ALL {
+            if self.samples[class as usize].has(key) {
+                let kind = AccessKind::Removal;
+                self.access_buffer.note(Access { key, class, weight: 1, kind });
+            }
         }
     }
 
@@ -200,7 +211,10 @@ impl Simulations {
         capacities: Capacities,
         outcome: &mut ReplayOutcome,
     ) {
-        if replayed.access(access, capacities, outcome) {
+        if access.kind == AccessKind::Removal {
+            replayed.remove(access);
+            self.marked[access.class as usize].remove(access.key);
+        } else if replayed.access(access, capacities, outcome) {
             self.marked[access.class as usize].add(access.key);
         }
     }
@@ -301,6 +315,13 @@ impl Replayed {
         hits_all
     }
 
+    /// Replays a removal.
+    fn remove(&mut self, access: Access) {
+        self.of_class[access.class as usize].remove(access.key);
+        #[cfg(feature = "insight")]
+        self.curves.remove(access);
+    }
+
     /// The accesses since the last batch stand for those that were lost.
     fn end_batch(&mut self, batch: Batch) {
         #[cfg(feature = "insight")]
@@ -357,6 +378,11 @@ impl Simulation {
         let hits = self.miniatures.access(access, capacity);
         let changes_rule = self.choice.note(hits, || self.miniatures.blocks());
         AccessOutcome { changes_rule, hits_all: hits.count_ones() as usize == RULES.len() }
+    }
+
+    /// Replays a removal.
+    pub(crate) fn remove(&mut self, key: u64) {
+        self.miniatures.remove(key);
     }
 
     pub(crate) fn memory_bytes(&self) -> u64 {

@@ -51,8 +51,12 @@ impl Slots {
         self.numbers.iter().collect()
     }
 
+    pub(super) fn find(&self, key: u64) -> Option<SlotNumber> {
+        self.numbers.get(key, |slot| self.keys[slot as usize])
+    }
+
     pub(super) fn find_or_add(&mut self, key: u64, weight: u32) -> SlotNumber {
-        if let Some(slot) = self.numbers.get(key, |slot| self.keys[slot as usize]) {
+        if let Some(slot) = self.find(key) {
             return slot;
         }
         let slot = self.free.pop().unwrap_or_else(|| {

@@ -13,7 +13,7 @@ use crate::attributes::Class;
 use crate::frequency::{Frequency, TICKS};
 use crate::insight_budget::InsightBudget;
 use crate::policy::admission::{MOVES_PER_CANDIDATE, RULES, Rule, rebalances, surplus};
-use crate::policy::simulation::access_buffer::Access;
+use crate::policy::simulation::access_buffer::{Access, AccessKind};
 use crate::policy::{EPOCH_CAPACITIES, MIN_GHOSTS};
 
 /// The same rules over plain vectors of keys, coldest first.
@@ -45,6 +45,13 @@ impl Naive {
             used: 0,
             rebalancing: false,
         }
+    }
+
+    fn forget(&mut self, key: u64) {
+        [&mut self.mru, &mut self.mfu, &mut self.ghosts, &mut self.marked]
+            .into_iter()
+            .for_each(|keys| keys.retain(|other| *other != key));
+        self.frequency.remove(&key);
     }
 
     fn bytes(&self, keys: &[u64]) -> u64 {
@@ -169,6 +176,11 @@ proptest! {
             let slot = slots.find_or_add(key, weight as u32);
             let hit = miniature.access(slot, capacity, &slots);
             prop_assert_eq!(hit, naive.access(key, weight, capacity), "at {}", step);
+            if rng.below(20) == 0 {
+                let key = step.saturating_sub(rng.below(keys)) % keys;
+                miniature.forget(slots.find_or_add(key, 1 + (key % heaviest) as u32), &slots);
+                naive.forget(key);
+            }
             // This test keeps its slots, so keys may be compared.
             drop(miniature.forgotten());
             if step % 500 == 499 {
@@ -217,6 +229,15 @@ proptest! {
             } else {
                 others.replay_access(&mut others.replayed.lock(), access, capacities, outcome);
             }
+            if rng.below(10) == 0 {
+                let removal = Access {
+                    kind: AccessKind::Removal,
+                    ..data(skewed(&mut rng, step, keys))
+                };
+                [&all, &others].iter().for_each(|each| {
+                    each.replay_access(&mut each.replayed.lock(), removal, capacities, outcome);
+                });
+            }
             if step % 100 == 99 {
                 let batch = super::Batch { taken: 100, ..Default::default() };
                 [&all, &others].iter().for_each(|each| each.replayed.lock().end_batch(batch));
@@ -250,6 +271,29 @@ fn hits_on_blocks_that_are_marked_everywhere_are_not_noted() {
     assert!((20..100).contains(&accesses), "{accesses} of 200");
 }
 
+#[test]
+fn removed_blocks_take_no_place_in_the_simulations() {
+    let simulations = Simulations::new(1, false, InsightBudget::FULL);
+    let blocks = || simulations.replayed.lock().of_class[Class::Data as usize].miniatures.blocks();
+    let mut hits = 0;
+    for round in 0..100 {
+        // A block that is kept, and ten with a new key in each round, as of a pool that writes to
+        // new places.
+        simulations.note_hit(hash(0), Class::Data, 1);
+        for n in 1..=10 {
+            let key = hash(round * 10 + n);
+            assert!(simulations.note_insert(Some(data(key)), capacities).is_some());
+            simulations.note_removal(key);
+        }
+        hits += u64::from(blocks() <= 2);
+    }
+    assert_eq!(hits, 100, "rounds in which two blocks were left");
+    // It is a miss when it comes again.
+    simulations.note_removal(hash(0));
+    simulations.note_insert(None, capacities).expect("one thread");
+    assert_eq!(blocks(), 0);
+}
+
 /// Of a cache of 100 blocks.
 fn capacities() -> Capacities {
     of_total(100)
@@ -272,7 +316,7 @@ fn hash(key: u64) -> u64 {
 }
 
 fn data(hash: u64) -> Access {
-    Access { key: sample_key(hash), class: Class::Data, weight: 1, is_new: false }
+    Access { key: sample_key(hash), class: Class::Data, weight: 1, kind: AccessKind::Use }
 }
 
 /// The sample shrinks as the cache grows, and grows again when it shrinks. Memory is bounded, and
@@ -304,6 +348,9 @@ fn the_sample_stays_in_proportion() {
     };
     let mut replay = |simulation: &mut Simulation, keys: u64, accesses: u64, capacity: u64| {
         for _ in 0..accesses {
+            if rng.below(100) == 0 {
+                simulation.remove(data(hash(rng.below(keys))).key);
+            }
             let access = data(hash(rng.below(keys)));
             if access.key & simulation.mask() == 0 {
                 simulation.access(access, capacity);
@@ -393,7 +440,7 @@ fn the_curve_and_its_access_buffer_keep_to_their_budget_with_any_weights() {
             _ => (1 << 40 | step, heavy / 64),
         };
         let key = sample_key(hash(number));
-        let access = Access { key, class, weight: weight as u32, is_new: false };
+        let access = Access { key, class, weight: weight as u32, kind: AccessKind::Use };
         let mut replayed = simulations.replayed.lock();
         let outcome = &mut super::ReplayOutcome::default();
         simulations.replay_access(&mut replayed, access, capacities, outcome);
