@@ -115,10 +115,10 @@ impl MemoryPlan {
     fn split(total_bytes: u64, threads: usize) -> Self {
         let inode_bytes = total_bytes / INODE_SHARE;
         let waiting_bytes = share(total_bytes, WAITING_SHARE);
-        let read_buffers = share(total_bytes, READING_SHARE) / READ_BUFFER_BYTES;
+        let reading_bytes = share(total_bytes, READING_SHARE);
         let others = PROGRAM_BYTES
             + THREAD_BYTES * threads as u64
-            + read_buffers * READ_BUFFER_BYTES
+            + reading_bytes
             + waiting_bytes
             + inode_bytes
             + total_bytes / METADATA_SHARE;
@@ -130,7 +130,7 @@ impl MemoryPlan {
             arena_bytes,
             cache_bytes,
             inode_bytes,
-            read_buffers: read_buffers as usize,
+            read_buffers: (reading_bytes / READ_BUFFER_BYTES) as usize,
             waiting_bytes,
             suspended_bytes,
             threads,

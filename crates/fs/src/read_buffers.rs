@@ -7,12 +7,12 @@
 //!
 //! # Locking
 //!
-//! `fs-read-buffers` protects the list of the shared ones. It is held for a push or a pop.
+//! `fs-read-buffers` protects the list of the shared ones. It is held for a push or a pop. Threads
+//! that may block wait on it for one.
 
 use std::cell::{Cell, RefCell};
 
 use forebay_base::sync::{Condvar, Mutex, thread_local};
-use forebay_pool::Wait;
 
 /// Largest buffer that is kept, in bytes.
 const LARGE_BYTES: usize = 1 << 20;
@@ -24,6 +24,18 @@ thread_local! {
     static OWN: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
     /// Whether the thread uses a shared buffer.
     static HAS_SHARED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The thread that reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reader {
+    /// It has received the request, and does not block.
+    Receiver,
+    /// It may block: a worker.
+    Blocking,
+    /// It has ended a load for which the read waited: a thread of I/O callbacks, or any other. It
+    /// may be in the middle of a read of its own.
+    Loader,
 }
 
 /// Large buffers of threads that do not receive requests.
@@ -44,11 +56,13 @@ struct SharedBuffers {
 struct SharedBuffer<'a> {
     owner: &'a ReadBuffers,
     bytes: Vec<u8>,
+    /// Whether the thread had another one before.
+    was_set: bool,
 }
 
 impl Drop for SharedBuffer<'_> {
     fn drop(&mut self) {
-        HAS_SHARED.set(false);
+        HAS_SHARED.set(self.was_set);
         let bytes = std::mem::take(&mut self.bytes);
         let mut shared = self.owner.shared.lock();
         shared.used -= 1;
@@ -72,18 +86,18 @@ impl ReadBuffers {
     pub(crate) fn with<R>(
         &self,
         len: usize,
-        wait: Wait,
+        reader: Reader,
         read: impl FnOnce(&mut [u8]) -> R,
     ) -> Option<R> {
-        let receives_requests = wait == Wait::Refused && !forebay_io::in_callback();
-        if len <= SMALL_BYTES || receives_requests {
+        if len <= SMALL_BYTES || reader == Reader::Receiver {
             return Some(with_own(len, read));
         }
+        let may_wait = reader == Reader::Blocking;
         // A read in a read does not wait for the buffer that its own thread uses.
-        if HAS_SHARED.get() {
+        if may_wait && HAS_SHARED.get() {
             return Some(read(&mut vec![0; len]));
         }
-        let mut buffer = self.take(wait == Wait::Allowed)?;
+        let mut buffer = self.take(may_wait)?;
         Some(read(of_len(&mut buffer.bytes, len)))
     }
 
@@ -97,8 +111,7 @@ impl ReadBuffers {
         }
         shared.used += 1;
         let bytes = shared.kept.pop().unwrap_or_default();
-        HAS_SHARED.set(true);
-        Some(SharedBuffer { owner: self, bytes })
+        Some(SharedBuffer { owner: self, bytes, was_set: HAS_SHARED.replace(true) })
     }
 }
 
@@ -159,18 +172,19 @@ mod tests {
     #[test]
     fn a_thread_that_receives_requests_keeps_a_large_buffer_and_others_share_them() {
         let buffers = Arc::new(ReadBuffers::new(MAX));
-        buffers.with(LARGE_BYTES, Wait::Refused, |buffer| assert_eq!(buffer.len(), LARGE_BYTES));
+        buffers.with(LARGE_BYTES, Reader::Receiver, |buffer| assert_eq!(buffer.len(), LARGE_BYTES));
         assert_eq!(own_bytes(), LARGE_BYTES);
         assert_eq!(kept(&buffers), 0);
         let shared = Arc::clone(&buffers);
         let work = move || {
-            shared.with(SMALL_BYTES, Wait::Allowed, |_| ());
-            shared.with(LARGE_BYTES, Wait::Allowed, |_| ());
+            shared.with(SMALL_BYTES, Reader::Blocking, |_| ());
+            shared.with(LARGE_BYTES, Reader::Blocking, |_| ());
             own_bytes()
         };
         assert_eq!(spawn_named("worker", work).unwrap().join().unwrap(), SMALL_BYTES);
         assert_eq!(kept(&buffers), 1);
-        buffers.with(LARGE_BYTES, Wait::Allowed, |_| assert_eq!(kept(&buffers), 0, "it is used"));
+        buffers
+            .with(LARGE_BYTES, Reader::Blocking, |_| assert_eq!(kept(&buffers), 0, "it is used"));
     }
 
     #[test]
@@ -180,7 +194,7 @@ mod tests {
         let threads: Vec<_> = (0..3 * MAX)
             .map(|_| {
                 let (buffers, gate) = (Arc::clone(&buffers), Arc::clone(&gate));
-                let work = move || buffers.with(LARGE_BYTES, Wait::Allowed, |_| pass(&gate));
+                let work = move || buffers.with(LARGE_BYTES, Reader::Blocking, |_| pass(&gate));
                 spawn_named("worker", work).unwrap()
             })
             .collect();
@@ -188,30 +202,38 @@ mod tests {
         while seen.inside < MAX {
             gate.1.wait(&mut seen);
         }
-        assert!(buffers.take(false).is_none(), "no buffer is free, and it may not wait");
+        let read = buffers.with(LARGE_BYTES, Reader::Loader, |_| ());
+        assert!(read.is_none(), "no buffer is free, and it may not wait");
         seen.is_open = true;
         drop(seen);
         gate.1.notify_all();
         threads.into_iter().for_each(|thread| assert!(thread.join().unwrap().is_some()));
         assert_eq!(gate.0.lock().most, MAX);
         assert_eq!(kept(&buffers), MAX);
-        assert!(buffers.take(false).is_some());
+        assert!(buffers.with(LARGE_BYTES, Reader::Loader, |_| ()).is_some());
+        assert!(own_bytes() <= SMALL_BYTES, "what ends a load keeps no large buffer");
     }
 
     #[test]
     fn a_read_in_a_read_has_another_buffer_and_a_huge_one_is_not_kept() {
         let buffers = ReadBuffers::new(1);
-        for (len, wait) in [(100, Wait::Refused), (SMALL_BYTES + 1, Wait::Allowed)] {
-            let read = buffers.with(len, wait, |outer| {
+        for (len, reader) in [(100, Reader::Receiver), (SMALL_BYTES + 1, Reader::Blocking)] {
+            let read = buffers.with(len, reader, |outer| {
                 outer.fill(1);
-                assert!(buffers.with(len, wait, |inner| inner.fill(2)).is_some());
+                assert!(buffers.with(len, reader, |inner| inner.fill(2)).is_some());
                 assert!(outer.iter().all(|byte| *byte == 1));
             });
             assert!(read.is_some());
         }
-        for wait in [Wait::Refused, Wait::Allowed] {
-            buffers.with(LARGE_BYTES + 1, wait, |buffer| assert_eq!(buffer.len(), LARGE_BYTES + 1));
+        for reader in [Reader::Receiver, Reader::Blocking] {
+            buffers
+                .with(LARGE_BYTES + 1, reader, |buffer| assert_eq!(buffer.len(), LARGE_BYTES + 1));
         }
+        // Nor does a thread in a read take more for the reads of others whose load it ends.
+        let read = buffers.with(LARGE_BYTES, Reader::Blocking, |_| {
+            buffers.with(LARGE_BYTES, Reader::Loader, |_| ()).is_none()
+        });
+        assert_eq!(read, Some(true));
         assert!(own_bytes() <= LARGE_BYTES);
         assert!(buffers.shared.lock().kept.iter().all(|buffer| buffer.len() <= LARGE_BYTES));
     }
@@ -219,7 +241,7 @@ mod tests {
     #[test]
     fn a_read_that_panics_returns_its_buffer() {
         let buffers = ReadBuffers::new(1);
-        let read = || buffers.with(LARGE_BYTES, Wait::Allowed, |_| panic!("no data"));
+        let read = || buffers.with(LARGE_BYTES, Reader::Blocking, |_| panic!("no data"));
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(read)).unwrap_err();
         assert!(buffers.take(false).is_some());
     }

@@ -21,8 +21,8 @@ pub(crate) struct ArenaFreeing {
 impl ArenaFreeing {
     /// An empty cache of `capacity_bytes`.
     pub(crate) fn new(capacity_bytes: u64, walk: Walk) -> Self {
-        // The limit is not to matter. A block takes whole pages, which are at most 1.8 times its
-        // bytes, and pinned blocks and blocks in transit exceed the capacity.
+        // The limit is not to matter. A block takes at most a quarter more than its bytes, and
+        // pinned blocks and blocks in transit exceed the capacity.
         let arena = arena(2 * capacity_bytes + (8 << 20));
         let builder = Cache::builder().capacity(capacity_bytes);
         Self { arena, cache: built(builder.weigher(|_, b: &Buffer| b.len() as u64)), walk }
@@ -87,7 +87,7 @@ impl HeapPage {
     const BYTES: usize = 4096;
 }
 
-/// A heap block of whole pages, as the arena's blocks of these sizes are.
+/// A heap block of whole pages, as the arena's blocks of 4 and 8 KiB are.
 struct PagedBlock {
     pages: Box<[HeapPage]>,
     len: usize,

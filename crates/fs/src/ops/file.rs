@@ -7,6 +7,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::fs::FileSystem;
 use crate::inode::Inode;
 use crate::inodes::{InodeRef, stale};
+use crate::read_buffers::Reader;
 use crate::stats::{FsCounters, Op};
 use crate::types::{Caller, FileKind, Handle, Ino, Write};
 use crate::workers::Dispatch;
@@ -98,19 +99,26 @@ impl FileSystem {
         with: &mut dyn FnMut(&[u8]),
     ) -> Result<()> {
         let _ = handle;
-        let inode = self.read_content(ino, offset, len, with)?;
+        let reader = match self.wait {
+            Wait::Allowed => Reader::Blocking,
+            Wait::Refused => Reader::Receiver,
+        };
+        let read = self.read_content(ino, offset, len, reader, with)?;
+        let inode = read.ok_or_else(|| Error::new(ErrorKind::Io, "a read had no buffer"))?;
         self.touch_atime(&inode);
         Ok(())
     }
 
+    /// `None` if the thread needs a buffer, and may not wait for one.
     fn read_content(
         &self,
         ino: Ino,
         offset: u64,
         len: usize,
+        reader: Reader,
         with: &mut dyn FnMut(&[u8]),
-    ) -> Result<InodeRef<'_>> {
-        self.run(Op::Read, || self.read_once(ino, offset, len, with))
+    ) -> Result<Option<InodeRef<'_>>> {
+        self.run(Op::Read, || self.read_once(ino, offset, len, reader, with))
     }
 
     fn read_once(
@@ -118,19 +126,20 @@ impl FileSystem {
         ino: Ino,
         offset: u64,
         len: usize,
+        reader: Reader,
         with: &mut dyn FnMut(&[u8]),
-    ) -> Result<InodeRef<'_>> {
+    ) -> Result<Option<InodeRef<'_>>> {
         let inode = self.inode_of(ino)?;
         let object = inode.file(self.dataset(), self.wait)?;
         let there = object.size().saturating_sub(offset);
         let len = len.min(READ_MAX).min(usize::try_from(there).unwrap_or(READ_MAX));
-        let read = self.shared.read_buffers.with(len, self.wait, |buffer| {
+        let read = self.shared.read_buffers.with(len, reader, |buffer| {
             let read = object.with_wait(self.wait).read(offset, buffer);
             read.map(|read| with(&buffer[..read]))
         });
         match read {
-            None => Err(Error::new(ErrorKind::WouldBlock, "all buffers for large reads are used")),
-            Some(Ok(())) => Ok(inode),
+            None => Ok(None),
+            Some(Ok(())) => Ok(Some(inode)),
             Some(Err(error)) if error.kind() == forebay_pool::ErrorKind::Closed => Err(stale()),
             Some(Err(error)) => Err(error.into()),
         }
@@ -194,19 +203,26 @@ impl FileSystem {
     /// Reads and completes the request. Returns it if it would block. `own_thread` says that the
     /// thread holds no transaction.
     fn try_complete(&self, read: AsyncRead, own_thread: bool) -> Option<AsyncRead> {
-        let AsyncRead { ino, offset, len, .. } = read;
+        let AsyncRead { ino, offset, len, rounds, .. } = read;
+        let reader = match self.wait {
+            Wait::Allowed => Reader::Blocking,
+            Wait::Refused if rounds == 0 => Reader::Receiver,
+            Wait::Refused => Reader::Loader,
+        };
         let mut left = Some(read);
-        let tried = self.read_content(ino, offset, len, &mut |bytes| {
+        let tried = self.read_content(ino, offset, len, reader, &mut |bytes| {
             if let Some(read) = left.take() {
                 (read.done)(Ok(bytes));
             }
         });
         match tried {
-            Ok(inode) if own_thread => {
+            // A worker waits for a buffer.
+            Ok(None) => left.map(|read| AsyncRead { rounds: FETCHES_MAX, ..read }),
+            Ok(Some(inode)) if own_thread => {
                 self.touch_atime(&inode);
                 left
             }
-            Ok(inode) => {
+            Ok(Some(inode)) => {
                 if self.atime_is_due(&inode) {
                     self.touch_atime_later(ino);
                 }

@@ -352,8 +352,9 @@ impl Object {
     /// Starts to load the blocks that a read of this range needs, and calls `done` once all started
     /// reads have ended. Never blocks.
     ///
-    /// `done` runs in an I/O callback on any thread, where it must not block, or on this thread
-    /// before the call returns if there is nothing to load.
+    /// `done` runs on the thread that ends the last load, where it must not block: in an I/O
+    /// callback, or in the middle of a read of the same block that another thread began. It runs on
+    /// this thread before the call returns if there is nothing to load.
     ///
     /// After `done`, a read in [`non_blocking`](Self::non_blocking) mode usually succeeds. It may
     /// fail if a loaded block was evicted again, was an indirect block, could not be read, or is
