@@ -31,8 +31,6 @@ const METADATA_SHARE: u64 = 16;
 const WAITING_SHARE: (u64, u64) = (16, 16 << 20);
 /// Divisor and maximum of the share for buffers of reads that workers and I/O callbacks complete.
 const READING_SHARE: (u64, u64) = (32, 16 << 20);
-/// Size of such a buffer.
-const READ_BUFFER_BYTES: u64 = 1 << 20;
 /// Divisor and maximum of the data of writes that wait while the pool is suspended. Blocks give way
 /// to what exceeds the other share. The kernel has at most 512 MiB of write-back under way.
 const SUSPENDED_SHARE: (u64, u64) = (4, 512 << 20);
@@ -64,8 +62,8 @@ pub(crate) struct MemoryPlan {
     pub(crate) cache_bytes: u64,
     /// Limit for inodes and handles of all mounts.
     pub(crate) inode_bytes: u64,
-    /// Number of buffers for large reads that workers and I/O callbacks complete, of one mount.
-    pub(crate) read_buffers: usize,
+    /// Limit for the buffers of large reads that workers and I/O callbacks complete, of one mount.
+    pub(crate) reading_bytes: u64,
     /// Limit for the data of waiting writes of one mount.
     pub(crate) waiting_bytes: u64,
     /// The same, while the pool is suspended.
@@ -130,7 +128,7 @@ impl MemoryPlan {
             arena_bytes,
             cache_bytes,
             inode_bytes,
-            read_buffers: (reading_bytes / READ_BUFFER_BYTES) as usize,
+            reading_bytes,
             waiting_bytes,
             suspended_bytes,
             threads,
@@ -210,13 +208,13 @@ mod tests {
             let others = total / METADATA_SHARE
                 + plan.inode_bytes
                 + plan.waiting_bytes
-                + plan.read_buffers as u64 * READ_BUFFER_BYTES
+                + plan.reading_bytes
                 + PROGRAM_BYTES
                 + 2 * THREAD_BYTES;
             assert!(plan.arena_bytes + others <= total, "{plan:?}");
             assert!(plan.cache_bytes >= LEAST_CACHE_BYTES, "{plan:?}");
             assert!(plan.waiting_bytes >= u64::from(MAX_WRITE_BYTES), "{plan:?}");
-            assert!(plan.read_buffers >= 2, "{plan:?}");
+            assert!(plan.reading_bytes >= 2 << 20, "{plan:?}");
             assert!(plan.headroom_bytes() < others / 2, "{plan:?}");
         }
     }

@@ -129,7 +129,7 @@ impl FileSystem {
             orphans,
             table: InodeTable::new(),
             workers: Workers::new(options.workers),
-            read_buffers: ReadBuffers::new(options.read_buffers),
+            read_buffers: ReadBuffers::new(options.max_reading_bytes),
             reclaim: Reclaim::new(),
             writeback_errors: WritebackErrors::new(),
             rename_mutex: Mutex::named("fs-rename", ()),

@@ -30,9 +30,9 @@ pub struct FsOptions {
     pub dir_atime: bool,
     /// Largest number of threads for jobs that block, at least one.
     pub workers: usize,
-    /// Largest number of buffers of 1 MiB for reads of more than 128 KiB, at least one. Workers and
-    /// threads of I/O callbacks share them. Each thread that receives requests has one of its own.
-    pub read_buffers: usize,
+    /// Limit for the buffers that workers and threads of I/O callbacks share, for reads of more
+    /// than 128 KiB. At least one, of 1 MiB. A thread that receives requests has one of its own.
+    pub max_reading_bytes: usize,
     /// Source of the times of files.
     pub clock: Arc<dyn WallClock>,
     /// Counters that go on from another state of the same files. Default: new ones.
@@ -40,7 +40,7 @@ pub struct FsOptions {
 }
 
 impl Default for FsOptions {
-    /// 64 MiB for inodes, relative access times, 16 threads, 16 buffers, the system's clock.
+    /// 64 MiB for inodes, relative access times, 16 threads, 16 MiB of buffers, the system's clock.
     fn default() -> Self {
         Self {
             memory_bytes: 64 << 20,
@@ -48,7 +48,7 @@ impl Default for FsOptions {
             atime: AtimeMode::Relative,
             dir_atime: true,
             workers: 16,
-            read_buffers: 16,
+            max_reading_bytes: 16 << 20,
             clock: Arc::new(SystemWallClock),
             counters: None,
         }

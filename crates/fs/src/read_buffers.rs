@@ -75,9 +75,10 @@ impl Drop for SharedBuffer<'_> {
 }
 
 impl ReadBuffers {
-    /// At most `max` large buffers are shared, at least one.
-    pub(crate) fn new(max: usize) -> Self {
-        let shared = SharedBuffers { max: max.max(1), used: 0, kept: Vec::new() };
+    /// Shares large buffers of `bytes` in all, at least one.
+    pub(crate) fn new(bytes: usize) -> Self {
+        let max = (bytes / LARGE_BYTES).max(1);
+        let shared = SharedBuffers { max, used: 0, kept: Vec::new() };
         Self { shared: Mutex::named("fs-read-buffers", shared), returned: Condvar::new() }
     }
 
@@ -171,7 +172,7 @@ mod tests {
 
     #[test]
     fn a_thread_that_receives_requests_keeps_a_large_buffer_and_others_share_them() {
-        let buffers = Arc::new(ReadBuffers::new(MAX));
+        let buffers = Arc::new(ReadBuffers::new(MAX * LARGE_BYTES));
         buffers.with(LARGE_BYTES, Reader::Receiver, |buffer| assert_eq!(buffer.len(), LARGE_BYTES));
         assert_eq!(own_bytes(), LARGE_BYTES);
         assert_eq!(kept(&buffers), 0);
@@ -189,7 +190,7 @@ mod tests {
 
     #[test]
     fn a_thread_waits_for_a_large_buffer_while_all_are_used() {
-        let buffers = Arc::new(ReadBuffers::new(MAX));
+        let buffers = Arc::new(ReadBuffers::new(MAX * LARGE_BYTES));
         let gate = Arc::new((Mutex::named("test-gate", Gate::default()), Condvar::new()));
         let threads: Vec<_> = (0..3 * MAX)
             .map(|_| {
@@ -216,7 +217,7 @@ mod tests {
 
     #[test]
     fn a_read_in_a_read_has_another_buffer_and_a_huge_one_is_not_kept() {
-        let buffers = ReadBuffers::new(1);
+        let buffers = ReadBuffers::new(0);
         for (len, reader) in [(100, Reader::Receiver), (SMALL_BYTES + 1, Reader::Blocking)] {
             let read = buffers.with(len, reader, |outer| {
                 outer.fill(1);
@@ -240,7 +241,7 @@ mod tests {
 
     #[test]
     fn a_read_that_panics_returns_its_buffer() {
-        let buffers = ReadBuffers::new(1);
+        let buffers = ReadBuffers::new(0);
         let read = || buffers.with(LARGE_BYTES, Reader::Blocking, |_| panic!("no data"));
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(read)).unwrap_err();
         assert!(buffers.take(false).is_some());

@@ -511,7 +511,7 @@ impl FilesOptions {
             atime: request.flags.atime_mode(),
             dir_atime: !request.flags.no_dir_atime,
             workers: WORKERS,
-            read_buffers: plan.read_buffers,
+            max_reading_bytes: plan.reading_bytes as usize,
             // Those of each transaction group of a pool that is followed.
             counters: Some(Arc::new(FsCounters::new())),
             ..FsOptions::default()

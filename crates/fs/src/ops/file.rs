@@ -162,9 +162,7 @@ impl FileSystem {
 
     /// The handle is in non-blocking mode.
     fn try_read(&self, read: AsyncRead) {
-        // Later rounds run on other threads, which may hold a transaction.
-        let own_thread = read.rounds == 0;
-        let Some(mut read) = self.try_complete(read, own_thread) else { return };
+        let Some(mut read) = self.try_complete(read) else { return };
         read.rounds += 1;
         let object = match read.rounds <= FETCHES_MAX {
             true => self.file_of(read.ino).ok(),
@@ -186,7 +184,7 @@ impl FileSystem {
                 return (read.done)(Err(fs.no_worker_error()));
             }
             // A thread that may block never gets `WouldBlock`.
-            if let Some(read) = fs.try_complete(read, true) {
+            if let Some(read) = fs.try_complete(read) {
                 (read.done)(Err(Error::new(
                     ErrorKind::Io,
                     "a read that may block did not complete",
@@ -200,9 +198,8 @@ impl FileSystem {
         self.inode_of(ino)?.file(self.dataset(), self.wait)
     }
 
-    /// Reads and completes the request. Returns it if it would block. `own_thread` says that the
-    /// thread holds no transaction.
-    fn try_complete(&self, read: AsyncRead, own_thread: bool) -> Option<AsyncRead> {
+    /// Reads and completes the request. Returns it if it would block.
+    fn try_complete(&self, read: AsyncRead) -> Option<AsyncRead> {
         let AsyncRead { ino, offset, len, rounds, .. } = read;
         let reader = match self.wait {
             Wait::Allowed => Reader::Blocking,
@@ -218,7 +215,8 @@ impl FileSystem {
         match tried {
             // A worker waits for a buffer.
             Ok(None) => left.map(|read| AsyncRead { rounds: FETCHES_MAX, ..read }),
-            Ok(Some(inode)) if own_thread => {
+            // What ends a load may hold a transaction.
+            Ok(Some(inode)) if reader != Reader::Loader => {
                 self.touch_atime(&inode);
                 left
             }

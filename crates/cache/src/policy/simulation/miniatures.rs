@@ -77,7 +77,8 @@ impl Miniatures {
 
     /// Removes a block from all miniatures.
     pub(crate) fn remove(&mut self, key: u64) {
-        let Some(slot) = self.slots.find(key) else { return };
+        let slot = if self.samples(key) { self.slots.find(key) } else { None };
+        let Some(slot) = slot else { return };
         self.miniatures.iter_mut().for_each(|miniature| miniature.forget(slot, &self.slots));
         self.release_forgotten();
     }
