@@ -13,7 +13,6 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::FLAVOUR;
 use crate::inode_table::InodeTable;
 use crate::options::{AtimeMode, FsOptions};
-use crate::read_buffers::ReadBuffers;
 use crate::reclaim::Reclaim;
 use crate::shared::FsShared;
 use crate::stats::{FsCounters, FsStats, Op};
@@ -129,7 +128,6 @@ impl FileSystem {
             orphans,
             table: InodeTable::new(),
             workers: Workers::new(options.workers),
-            read_buffers: ReadBuffers::new(options.max_reading_bytes),
             reclaim: Reclaim::new(),
             writeback_errors: WritebackErrors::new(),
             rename_mutex: Mutex::named("fs-rename", ()),

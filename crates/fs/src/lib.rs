@@ -87,6 +87,7 @@ pub use ops::dir::DirEntry;
 pub use ops::privileges::Client;
 pub use options::{AtimeMode, FsOptions};
 pub use paths::{InodePath, paths};
+pub use read_buffers::ReadBuffers;
 pub use stats::{FsCounters, FsStats};
 pub use types::{
     Attr, Caller, Entry, FallocateMode, FileKind, FsUsage, Handle, Ino, NewNode, Owner, RenameMode,

@@ -3,6 +3,7 @@
 use forebay_base::clock::{SystemWallClock, WallClock};
 use forebay_base::sync::Arc;
 
+use crate::read_buffers::ReadBuffers;
 use crate::stats::FsCounters;
 
 /// When a read updates the access time.
@@ -30,9 +31,9 @@ pub struct FsOptions {
     pub dir_atime: bool,
     /// Largest number of threads for jobs that block, at least one.
     pub workers: usize,
-    /// Limit for the buffers that workers and threads of I/O callbacks share, for reads of more
-    /// than 128 KiB. At least one, of 1 MiB. A thread that receives requests has one of its own.
-    pub max_reading_bytes: usize,
+    /// Buffers for large reads. File systems that were opened with clones of these options share
+    /// them. Default: 16 MiB.
+    pub read_buffers: Arc<ReadBuffers>,
     /// Source of the times of files.
     pub clock: Arc<dyn WallClock>,
     /// Counters that go on from another state of the same files. Default: new ones.
@@ -48,7 +49,7 @@ impl Default for FsOptions {
             atime: AtimeMode::Relative,
             dir_atime: true,
             workers: 16,
-            max_reading_bytes: 16 << 20,
+            read_buffers: Arc::new(ReadBuffers::new(16 << 20)),
             clock: Arc::new(SystemWallClock),
             counters: None,
         }

@@ -2,8 +2,9 @@
 //!
 //! Each thread keeps a small one of its own. A thread that receives requests keeps a large one.
 //! Workers and threads of I/O callbacks are many, and share a few large ones, so that the memory of
-//! a file system does not grow with its threads: while all of them are used, a thread that may
-//! block waits for one. A read of more than 1 MiB takes one of them, and memory of its own.
+//! a file system does not grow with its threads, nor that of a followed pool with the groups whose
+//! files are read. While all of them are used, a thread that may block waits for one. A read of
+//! more than 1 MiB takes one of them, and memory of its own.
 //!
 //! # Locking
 //!
@@ -38,8 +39,8 @@ pub(crate) enum Reader {
     Loader,
 }
 
-/// Large buffers of threads that do not receive requests.
-pub(crate) struct ReadBuffers {
+/// Large buffers that workers and threads of I/O callbacks share, for reads of more than 128 KiB.
+pub struct ReadBuffers {
     shared: Mutex<SharedBuffers>,
     returned: Condvar,
 }
@@ -75,8 +76,8 @@ impl Drop for SharedBuffer<'_> {
 }
 
 impl ReadBuffers {
-    /// Shares large buffers of `bytes` in all, at least one.
-    pub(crate) fn new(bytes: usize) -> Self {
+    /// Buffers of 1 MiB, of `bytes` in all, at least one. A buffer takes memory once it is used.
+    pub fn new(bytes: usize) -> Self {
         let max = (bytes / LARGE_BYTES).max(1);
         let shared = SharedBuffers { max, used: 0, kept: Vec::new() };
         Self { shared: Mutex::named("fs-read-buffers", shared), returned: Condvar::new() }

@@ -11,7 +11,6 @@ use crate::inode::Inode;
 use crate::inode_table::InodeTable;
 use crate::ops::privileges::Client;
 use crate::options::FsOptions;
-use crate::read_buffers::ReadBuffers;
 use crate::reclaim::Reclaim;
 use crate::stats::FsCounters;
 use crate::workers::Workers;
@@ -26,7 +25,6 @@ pub(crate) struct FsShared {
     pub(crate) orphans: Directory,
     pub(crate) table: InodeTable,
     pub(crate) workers: Workers,
-    pub(crate) read_buffers: ReadBuffers,
     pub(crate) reclaim: Arc<Reclaim>,
     pub(crate) writeback_errors: WritebackErrors,
     /// Held by a thread that moves a directory to another parent, so that the ancestors do not

@@ -3,7 +3,8 @@
 
 use std::cell::RefCell;
 use std::sync::mpsc::channel;
-use std::thread::scope;
+use std::thread::{scope, yield_now};
+use std::time::Duration;
 
 use forebay_base::clock::ManualWallClock;
 use forebay_base::sync::atomic::Ordering;
@@ -19,6 +20,7 @@ use crate::attrs::Dirent;
 use crate::extras::Extras;
 use crate::fs::FileSystem;
 use crate::options::FsOptions;
+use crate::read_buffers::{ReadBuffers, Reader};
 use crate::reclaim::{ReclaimTask, orphan_name};
 use crate::types::{
     Caller, FallocateMode, FileKind, Handle, Ino, NewNode, Owner, SetAttr, XattrMode,
@@ -302,6 +304,44 @@ fn jobs_of_callbacks_are_cancelled_after_close() {
     };
     fixture.fs.read_async(ino, Handle(ino.0), 0, 7, Box::new(done));
     assert_eq!(receive.recv().unwrap(), (true, crate::ErrorKind::Closed));
+}
+
+/// The load of a large read ends on a thread that may not wait for the only buffer, which another
+/// file system with the same options uses. A worker waits for it, and all others go on.
+#[test]
+fn a_loaded_read_without_a_buffer_is_completed_by_a_worker() {
+    const LEN: usize = 256 << 10;
+    let mut fixture = Fixture::new();
+    let ino = file(&fixture.fs, b"f");
+    let content: Vec<u8> = (0..LEN).map(|at| (at / 1000) as u8).collect();
+    let written = fixture.fs.write(ino, Handle(ino.0), 0, &content, Default::default()).unwrap();
+    assert_eq!(written, LEN);
+    fixture.fs.close().unwrap();
+    let buffers = Arc::new(ReadBuffers::new(0));
+    let options = FsOptions { read_buffers: Arc::clone(&buffers), ..FsOptions::default() };
+    let pool = Arc::clone(fixture.fs.pool());
+    fixture.fs = FileSystem::open_in(pool, "files", &options).unwrap();
+    fixture.fs.lookup(Ino::ROOT, b"f").unwrap();
+    fixture.fs.read(ino, Handle(ino.0), 0, 1, &mut |_| ()).unwrap();
+    fixture.cache.cache().clear();
+    // Reads are delayed until the rule is removed.
+    let delay = Fault::Delay(Duration::from_secs(3600));
+    fixture.faults.add(Rule::new(delay).on(IoOp::Read));
+    let (send, receive) = channel();
+    buffers.with(LEN, Reader::Blocking, |_| {
+        let done = move |read: Result<&[u8], crate::Error>| {
+            send.send(read.map(<[u8]>::to_vec)).unwrap();
+        };
+        fixture.fs.read_async(ino, Handle(ino.0), 0, LEN, Box::new(done));
+        assert!(fixture.counter("reads_fetched") > 0, "it is cached");
+        fixture.faults.clear();
+        while fixture.counter("reads_offloaded") == 0 {
+            yield_now();
+        }
+        assert!(receive.try_recv().is_err(), "it has no buffer");
+        fixture.fs.lookup(Ino::ROOT, b"f").unwrap();
+    });
+    assert!(receive.recv().unwrap().unwrap() == content);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use forebay_base::sync::Mutex;
-use forebay_fs::{FileSystem, FsCounters, FsOptions, FsStats};
+use forebay_fs::{FileSystem, FsCounters, FsOptions, FsStats, ReadBuffers};
 use forebay_fuse::{Groups, Mount, MountError, MountOptions};
 use forebay_pool::Pool;
 
@@ -511,8 +511,8 @@ impl FilesOptions {
             atime: request.flags.atime_mode(),
             dir_atime: !request.flags.no_dir_atime,
             workers: WORKERS,
-            max_reading_bytes: plan.reading_bytes as usize,
-            // Those of each transaction group of a pool that is followed.
+            // Each transaction group of a pool that is followed has these.
+            read_buffers: Arc::new(ReadBuffers::new(plan.reading_bytes as usize)),
             counters: Some(Arc::new(FsCounters::new())),
             ..FsOptions::default()
         };

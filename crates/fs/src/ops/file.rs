@@ -133,7 +133,7 @@ impl FileSystem {
         let object = inode.file(self.dataset(), self.wait)?;
         let there = object.size().saturating_sub(offset);
         let len = len.min(READ_MAX).min(usize::try_from(there).unwrap_or(READ_MAX));
-        let read = self.shared.read_buffers.with(len, reader, |buffer| {
+        let read = self.shared.options.read_buffers.with(len, reader, |buffer| {
             let read = object.with_wait(self.wait).read(offset, buffer);
             read.map(|read| with(&buffer[..read]))
         });
