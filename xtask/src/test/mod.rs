@@ -9,6 +9,7 @@
 
 mod build;
 mod flaky;
+mod report;
 mod resume;
 mod run;
 pub(crate) mod skip;

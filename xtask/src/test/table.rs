@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::time::Duration;
 
-use super::run::StepReport;
+use super::report::StepReport;
 
 /// The unit of processor times in `/proc`, which is the same for all kernels of x86 and ARM.
 const TICK: Duration = Duration::from_millis(10);
@@ -91,7 +91,7 @@ fn skipped(done: &[StepReport]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::run::Tests;
+    use super::super::report::Tests;
     use super::super::skip::Skip;
     use super::*;
 
