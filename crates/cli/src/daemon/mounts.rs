@@ -8,7 +8,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_fuse::MountError;
 use serde::{Deserialize, Serialize};
 
 use super::registry::NotClean;
@@ -19,10 +18,6 @@ use crate::pools::ImportRequest;
 
 /// How long a lazy unmount waits for the end of the mount.
 const LAZY_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// Attempts to unmount a busy mount, and the pause between them.
-const BUSY_ROUNDS: u32 = 5;
-const BUSY_PAUSE: Duration = Duration::from_millis(100);
 
 /// A request to mount a dataset.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -136,16 +131,7 @@ impl Daemon {
     /// # Errors
     /// If the mount is busy, or closing fails.
     pub(crate) fn unmount(&self, mount: &Arc<MountedDataset>, lazy: bool) -> Result<()> {
-        for round in 1.. {
-            match mount.unmount(lazy) {
-                Ok(()) => break,
-                // The kernel may still be releasing the last closed file.
-                Err(MountError::Busy { .. }) if round < BUSY_ROUNDS => {
-                    std::thread::sleep(BUSY_PAUSE)
-                }
-                Err(error) => return Err(error.into()),
-            }
-        }
+        mount.unmount(lazy)?;
         if lazy {
             // Open files keep a detached mount alive without limit.
             self.wait_for(mount, LAZY_TIMEOUT);

@@ -47,6 +47,9 @@ pub(crate) type DeviceNumber = (u32, u32);
 /// How long an unmount waits for the end of the session. It follows at once unless something holds
 /// the mount.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
+/// Attempts to unmount a busy mount, and the pause between them.
+const BUSY_ROUNDS: u32 = 5;
+const BUSY_PAUSE: Duration = Duration::from_millis(100);
 /// Interval of the looks whether an unmount that takes its time has left the mount table.
 const DETACH_LOOK: Duration = Duration::from_millis(50);
 /// `libc` does not define it for every target. Since Linux 5.6.
@@ -251,7 +254,8 @@ impl Mount {
         self.shared.ended.lock().is_some()
     }
 
-    /// Unmounts, and waits for the end of the session.
+    /// Unmounts, and waits for the end of the session. A busy mount is tried again for half a
+    /// second.
     ///
     /// # Errors
     ///
@@ -259,14 +263,24 @@ impl Mount {
     /// one; the mount stays. [`MountError::InUseElsewhere`] if the mount is detached but still in
     /// use.
     pub fn unmount(&self) -> Result<(), MountError> {
-        self.begin_unmount()?;
+        for round in 1.. {
+            match self.begin_unmount() {
+                // Something may hold it for a moment: the kernel that releases the last closed
+                // file, a child process before its `exec`, a process that looks through `/proc`.
+                Err(MountError::Busy { .. }) if round < BUSY_ROUNDS => {
+                    self.wait_timeout(BUSY_PAUSE);
+                }
+                Err(error) => return Err(error),
+                Ok(()) => break,
+            }
+        }
         match self.wait_timeout(END_TIMEOUT) {
             true => Ok(()),
             false => Err(self.in_use_elsewhere()),
         }
     }
 
-    /// As [`unmount`](Self::unmount), without waiting for the end of the session.
+    /// As [`unmount`](Self::unmount), without waiting for the end of the session or of other uses.
     ///
     /// # Errors
     ///
