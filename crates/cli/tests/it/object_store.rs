@@ -279,12 +279,16 @@ fn a_host_that_may_only_read_follows_and_loses_what_is_freed() {
     // No two records are alike, so that none is compressed.
     let content: Vec<u8> =
         (0..1_u32 << 20).flat_map(|at| at.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
-    std::fs::write(from.join("victim"), content).expect("written");
+    std::fs::write(from.join("victim"), &content).expect("written");
     std::fs::File::open(from.join("victim")).expect("there").sync_all().expect("an fsync");
     let of_victim: Vec<String> =
         server.keys("bucket/tank/data/").into_iter().filter(|key| !before.contains(key)).collect();
+    assert!(!of_victim.is_empty(), "it has objects");
     reader.ok(&[&FOLLOW[..], &["--follow-interval", "1"]].concat());
-    while_writing(&from, "the file", || to.join("victim").exists());
+    // Groups end while it is written, so it may be shown before it has its content.
+    while_writing(&from, "the whole file", || {
+        std::fs::metadata(to.join("victim")).is_ok_and(|file| file.len() == content.len() as u64)
+    });
     let status = reader.ok(&["status", URL]);
     assert!(
         status.contains("not pinned, so what was freed stays for a time only: 403"),
