@@ -39,7 +39,10 @@ pub(crate) fn flaky(root: &Path, rounds: u32) -> io::Result<bool> {
             let (passed, failed) = done.counts();
             let (skipped, took) = (done.skips.len(), done.running.as_secs());
             done.failed.into_iter().for_each(|test| *failures.entry(test).or_default() += 1);
-            println!("=== round {number}/{rounds}: {passed} passed, {failed} failed, {skipped} skipped, {took} s");
+            println!(
+                "=== round {number}/{rounds}: {passed} passed, {failed} failed, {skipped} skipped, \
+                 {took} s"
+            );
             io::Result::Ok(())
         });
         stop.store(true, Ordering::Relaxed);

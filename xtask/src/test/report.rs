@@ -151,6 +151,7 @@ impl StepReport {
         self.last.push_back(line.trim_end().to_owned());
         self.write(line.as_bytes())
     }
+
     /// Names the failed tests of `binary`, whose report this is, or the binary if it failed and
     /// names none.
     pub(super) fn name_failed(&mut self, binary: &str) {

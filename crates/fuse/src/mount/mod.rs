@@ -254,8 +254,7 @@ impl Mount {
         self.shared.ended.lock().is_some()
     }
 
-    /// Unmounts, and waits for the end of the session. A busy mount is tried again for half a
-    /// second.
+    /// Unmounts, and waits for the end of the session. A busy mount is tried again for 400 ms.
     ///
     /// # Errors
     ///
