@@ -38,7 +38,9 @@ pub(crate) type LogPosition = (u64, u32);
 ///    all older blocks of the group precede the tombstone in the log.
 /// 3. Segments are reused strictly in order. So the tombstone outlives the blocks that it covers,
 ///    and its entry here is dropped with its segment. A void block is not reinserted: that would
-///    move it behind the tombstone.
+///    move it behind the tombstone. A lookup that found the block earlier asks here first, and then
+///    for the segment's number. A reused segment gets its new number before the entry is dropped,
+///    so one of the two stops the lookup.
 /// 4. The rebuild reads newer segments first, and serves none before those that follow it. So it
 ///    knows the tombstone before it serves a block that precedes it.
 pub(crate) struct Groups {

@@ -29,6 +29,7 @@ use forebay_io::{Completion, Priority, Request};
 
 use crate::counters::L2Counters;
 use crate::format::{Block, BlockSeed, verify_block};
+use crate::rebuild::Frontier;
 use crate::record::{BlockAddr, KeyHash, MAX_HITS, Record, RecordState, UNIT_BYTES};
 use crate::shared::L2Shared;
 
@@ -252,8 +253,11 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         if !self.status.is_open() {
             return Err(Miss::of_block(L2Counters::MISSES_CLOSED));
         }
-        // Before the search: if the rebuild ends in between, it may have found the block.
+        // Both before the search. If the rebuild ends in between, it may have found the block. And
+        // newer segments may enter the index later than older ones: a record is the newest of its
+        // key only if all segments after it had been read when the search began.
         let may_exist = self.rebuild.is_running();
+        let frontier = self.rebuild.frontier();
         let Some(record) = self.index.find(hash) else {
             let counter = match may_exist {
                 true => L2Counters::MISSES_REBUILDING,
@@ -261,31 +265,33 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
             };
             return Err(Miss { counter, may_exist });
         };
-        self.check_servable(key, hash, record).map_err(Miss::of_block)
+        self.check_servable(key, hash, record, frontier).map_err(Miss::of_block)
     }
 
     /// Checks that the block of a record can be returned, and returns it with the sequence number
-    /// of its segment, or the counter of the miss.
+    /// of its segment, or the counter of the miss. The frontier is of before the search.
     fn check_servable(
         &self,
         key: &K,
         hash: KeyHash,
         record: Record,
+        frontier: Frontier,
     ) -> Result<(Record, u64), Counter> {
+        // In this order: see `Groups`. No block of an earlier use verifies with a later number.
+        let is_void = self.is_void(key, record.addr);
         let seq = self.ring.seq(record.addr.segment);
         if record.state != RecordState::Live {
             return Err(L2Counters::MISSES_BAD);
         }
         // With immutable keys, every block on the device is valid, unless the user was rolled back.
         let is_hidden = match self.immutable_keys {
-            true => !self.rebuild.has_read_newest(),
-            false => self.rebuild.is_hidden(seq),
+            true => !frontier.has_read_newest(),
+            false => frontier.hides(seq),
         };
         if is_hidden {
             return Err(L2Counters::MISSES_REBUILDING);
         }
-        // After the check whether it is hidden: all newer segments were read.
-        if self.is_void(key, record.addr) {
+        if is_void {
             return Err(L2Counters::MISSES_BAD);
         }
         if self.loads.overdue.load(Ordering::Relaxed) > 0 {

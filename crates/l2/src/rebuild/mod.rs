@@ -9,8 +9,8 @@
 //!
 //! # Invariants
 //!
-//! - With mutable keys, a record is served only if all newer segments have been read, because one
-//!   of them may hold a tombstone. The *frontier* is the oldest segment for which that holds.
+//! - With mutable keys, a record is served only if all newer segments had been read when the index
+//!   was searched: they may hold newer ones. See [`Frontier`].
 //! - With immutable keys, records are served once the newest segment was read. Its stamp tells
 //!   whether the user was rolled back (`run`).
 //! - Only batches that were written without an error count, and only those after the newest
@@ -113,6 +113,26 @@ struct RebuildState {
     superseded: SupersededKeys,
 }
 
+/// The oldest sequence number that was served at some moment. The index had all records of newer
+/// segments then.
+#[derive(Clone, Copy)]
+pub(crate) struct Frontier(u64);
+
+impl Frontier {
+    /// Whether a block of the segment with this sequence number must not be served: a record of a
+    /// newer segment may have been missing.
+    #[inline]
+    pub(crate) fn hides(self, seq: u64) -> bool {
+        seq < self.0
+    }
+
+    /// Whether the newest segment was read. Only then it is known whether the user was rolled back.
+    #[inline]
+    pub(crate) fn has_read_newest(self) -> bool {
+        self.0 != u64::MAX
+    }
+}
+
 impl Rebuild {
     pub(crate) fn new(geometry: Geometry, strict: bool, now_ns: u64) -> Self {
         let read_states = vec![ReadState::Unread; geometry.segments as usize];
@@ -156,16 +176,10 @@ impl Rebuild {
         self.stopped.load(Ordering::Acquire)
     }
 
-    /// Whether blocks of the segment with sequence number `seq` must not be served yet.
+    /// The frontier. Ask before the index is searched.
     #[inline]
-    pub(crate) fn is_hidden(&self, seq: u64) -> bool {
-        seq < self.frontier.load(Ordering::Acquire)
-    }
-
-    /// Whether the newest segment was read. Only then it is known whether the user was rolled back.
-    #[inline]
-    pub(crate) fn has_read_newest(&self) -> bool {
-        self.frontier.load(Ordering::Acquire) != u64::MAX
+    pub(crate) fn frontier(&self) -> Frontier {
+        Frontier(self.frontier.load(Ordering::Acquire))
     }
 
     /// Stops the rebuild early.
@@ -354,7 +368,7 @@ impl Rebuild {
 
     /// Whether all segments from the newest to `seq` have been read.
     pub(crate) fn has_reached(&self, seq: u64) -> bool {
-        !self.is_running() || !self.is_hidden(seq)
+        !self.is_running() || !self.frontier().hides(seq)
     }
 
     /// Waits until [`has_reached`](Self::has_reached). Returns false if the rebuild was stopped.

@@ -24,16 +24,16 @@ fn a_damaged_segment_is_hidden_until_its_void_records_have_left_the_index() {
     let (rebuild, newest) = begun();
     assert_eq!(rebuild.claim(), Some(newest - 1));
     rebuild.finish(newest - 1);
-    assert!(!rebuild.is_hidden(newest - 1));
+    assert!(!rebuild.frontier().hides(newest - 1));
     assert_eq!(rebuild.claim(), Some(newest - 2));
     rebuild.record_damage((newest - 2, 100));
     rebuild.finish(newest - 2);
-    assert!(rebuild.is_hidden(newest - 2), "some of its records are void");
-    assert!(!rebuild.is_hidden(newest - 1), "it precedes no damage");
+    assert!(rebuild.frontier().hides(newest - 2), "some of its records are void");
+    assert!(!rebuild.frontier().hides(newest - 1), "it precedes no damage");
     // Nothing older is valid, so it is not read.
     assert_eq!(rebuild.claim(), None);
     rebuild.end(2);
-    assert!(!rebuild.is_hidden(newest - 2));
+    assert!(!rebuild.frontier().hides(newest - 2));
 }
 
 #[test]
@@ -51,8 +51,8 @@ fn older_damage_that_is_found_later_restores_nothing() {
     assert_eq!(rebuild.damage(), (newest - 1, 100));
     rebuild.finish(newest - 2);
     rebuild.finish(newest - 1);
-    assert!(rebuild.is_hidden(newest - 2));
-    assert!(rebuild.is_hidden(newest - 1));
+    assert!(rebuild.frontier().hides(newest - 2));
+    assert!(rebuild.frontier().hides(newest - 1));
 }
 
 #[test]

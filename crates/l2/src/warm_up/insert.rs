@@ -187,11 +187,9 @@ impl<'a, K: Key, V: Send + Sync + 'static> ReadPlan<'a, K, V> {
                 live = record.state == RecordState::Live;
                 Some(Record { in_memory: record.in_memory || live, ..record })
             });
-            let current = live
-                && !used_again()
-                && (shared.immutable_keys || !shared.rebuild.is_hidden(one.seq))
-                && !shared.is_void(&key, one.addr)
-                && shared.status.is_open();
+            // In the order of a load.
+            let current =
+                live && !shared.is_void(&key, one.addr) && !used_again() && shared.status.is_open();
             if live && !current {
                 shared.index.clear_in_memory(one.hash);
             }

@@ -92,11 +92,13 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
         // The old use is void on the device, so its blocks require no tombstones.
         if old != 0 {
             self.purge(segment, old);
-            // During the rebuild, too: it reads no segment that is reused.
+        }
+        self.shared.ring.set_seq(segment, seq);
+        // In this order: see `Groups`. During the rebuild, too: it reads no segment that is reused.
+        if old != 0 {
             self.shared.groups.prune(old + 1);
         }
         self.reinsertion = None;
-        self.shared.ring.set_seq(segment, seq);
         self.shared.ring.set_head(seq, geometry.first_batch_offset());
         self.shared.counters.add(L2Counters::SEGMENTS, 0, 1);
         let contents = SegmentContents {

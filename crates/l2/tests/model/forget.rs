@@ -113,11 +113,19 @@ pub(crate) fn open(
     fresh: bool,
     segment_bytes: u64,
 ) -> Fixture {
+    open_with(device, fresh, &options(segment_bytes))
+}
+
+pub(crate) fn open_with(
+    device: shuttle::sync::Arc<PageMapDevice>,
+    fresh: bool,
+    options: &L2Options,
+) -> Fixture {
     let seen: shuttle::sync::Arc<dyn Device> = device.clone();
     let codec = shuttle::sync::Arc::new(VersionCodec::default());
     let l2 = match fresh {
-        true => L2::create(seen, codec.clone(), &options(segment_bytes)).unwrap(),
-        false => L2::open(seen, codec.clone(), &options(segment_bytes)).unwrap(),
+        true => L2::create(seen, codec.clone(), options).unwrap(),
+        false => L2::open(seen, codec.clone(), options).unwrap(),
     };
     let cache = Cache::builder()
         .capacity(1 << 20)

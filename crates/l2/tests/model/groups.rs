@@ -91,3 +91,41 @@ fn a_group_is_forgotten_during_the_rebuild_and_the_warm_up() {
         check_after_crash(crashed, 64 << 10);
     });
 }
+
+/// The segment with the blocks of a forgotten group and with its tombstone is reused.
+#[test]
+fn a_forgotten_group_does_not_return_when_its_segment_is_reused() {
+    // The smallest ring: four segments.
+    const SEGMENT: u64 = 960 << 10;
+    check(400, || {
+        let device = shuttle::sync::Arc::new(PageMapDevice::new(BYTES, Pages::new()));
+        let first = open(device.clone(), true, SEGMENT);
+        (0..KEYS).for_each(|key| first.insert(key));
+        first.offer();
+        first.remove_group();
+        let (_, known) = first.crash();
+        end(first);
+        let write_segment = |fixture: &Fixture| {
+            fixture.cache.insert(KEYS, 0).unwrap();
+            fixture.offer();
+            fixture.l2.flush().unwrap();
+        };
+        for _ in 1..4 {
+            let fixture = open(device.clone(), false, SEGMENT);
+            assert!(fixture.l2.wait_rebuilt());
+            write_segment(&fixture);
+            end(fixture);
+        }
+        let fixture = Arc::new(open(device, false, SEGMENT));
+        *fixture.known.lock() = known;
+        assert!(fixture.l2.wait_rebuilt());
+        let reader = {
+            let fixture = fixture.clone();
+            spawn(move || [0, 1, 0, 1].into_iter().for_each(|key| fixture.get(key)))
+        };
+        write_segment(&fixture);
+        reader.join().unwrap();
+        (0..KEYS).for_each(|key| fixture.get(key));
+        end(Arc::into_inner(fixture).expect("all threads have ended"));
+    });
+}

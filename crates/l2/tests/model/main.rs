@@ -15,5 +15,6 @@
 mod forget;
 mod groups;
 mod harness;
+mod rebuild;
 mod rollback;
 mod superseded;

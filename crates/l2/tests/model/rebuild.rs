@@ -1,0 +1,54 @@
+//! Lookups while several threads read the log, whose segments enter the index in any order.
+
+use std::sync::Arc;
+
+use forebay_base::model::check;
+
+use crate::forget::{BYTES, Fixture, KEYS, KnownVersions, end, open, open_with, options, spawn};
+use crate::harness::{PageMapDevice, Pages};
+
+const SEGMENT: u64 = 64 << 10;
+
+/// An L2 that is being read by two threads. Each of its two oldest segments has a version of all
+/// keys, and the newest, which is read before all else, has none.
+fn two_versions() -> Fixture {
+    let device = shuttle::sync::Arc::new(PageMapDevice::new(BYTES, Pages::new()));
+    let mut known = KnownVersions::default();
+    for (life, keys) in [0..KEYS, 0..KEYS, 0..0].into_iter().enumerate() {
+        let fixture = open(device.clone(), life == 0, SEGMENT);
+        assert!(fixture.l2.wait_rebuilt());
+        *fixture.known.lock() = known;
+        keys.for_each(|key| fixture.insert(key));
+        fixture.cache.insert(KEYS, 0).unwrap();
+        fixture.offer();
+        (_, known) = fixture.crash();
+        end(fixture);
+    }
+    let options = options(SEGMENT);
+    options.tunables.set("rebuild_threads", "2").unwrap();
+    let fixture = open_with(device, false, &options);
+    *fixture.known.lock() = known;
+    fixture
+}
+
+/// Looks a key up until the rebuild has ended.
+fn look_up(fixture: &Fixture, key: u64) {
+    while !fixture.l2.rebuild().done {
+        fixture.get(key);
+        shuttle::thread::yield_now();
+    }
+}
+
+#[test]
+fn no_older_version_is_found_while_two_threads_read() {
+    check(1500, || {
+        let fixture = Arc::new(two_versions());
+        let reader = {
+            let fixture = fixture.clone();
+            spawn(move || look_up(&fixture, 0))
+        };
+        look_up(&fixture, 1);
+        reader.join().unwrap();
+        end(Arc::into_inner(fixture).expect("all threads have ended"));
+    });
+}
