@@ -107,7 +107,8 @@ enum ForgetStep {
 ///    the tombstone in the log.
 /// 3. Segments are reused strictly in order, and the records of a segment leave the index only
 ///    after its new header is durable. So a tombstone is never lost before the blocks that it
-///    covers.
+///    covers. If a segment is reused before the rebuild has read it, the rebuild goes on until that
+///    header is durable.
 /// 4. A thread that forgets a key while another thread forgets the same key waits too. The table of
 ///    pending forgets says that a tombstone may be queued although the record has already left the
 ///    index. A thread registers there before it looks into the index.
@@ -201,15 +202,16 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
             }
             true
         } else if self.rebuild.was_incomplete() {
-            // The rebuild was cancelled after the status check. The device may hold blocks that the
+            // The rebuild was stopped after the status check. The device may hold blocks that the
             // index lacks.
             return self.begin_without_log(hash);
         } else {
-            self.index.take(hash).is_some()
+            let take = || self.index.take(hash).is_some();
+            // Checked after the index: a thread that took the record had registered before, and
+            // unregisters only after its tombstone is durable. If it is not, the record is back.
+            take() || self.pending_forgets.is_shared(hash) || take()
         };
-        // Checked after the index: the thread that took the record had registered before, and
-        // unregisters only after its tombstone is durable.
-        if !known && !self.pending_forgets.is_shared(hash) {
+        if !known {
             return ForgetStep::Done;
         }
         self.counters.add(L2Counters::FORGOTTEN, 0, 1);
@@ -218,10 +220,14 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
 
     /// As [`begin_forget`](Self::begin_forget), when the log can no longer be written.
     fn begin_without_log(&self, hash: KeyHash) -> ForgetStep {
-        let known = self.rebuild.was_incomplete()
-            || self.index.find(hash).is_some()
-            || self.pending_forgets.is_shared(hash);
-        match known || self.rebuild.is_running() {
+        let find = || self.index.find(hash).is_some();
+        // In this order: the index is complete once the rebuild has ended, unless it was stopped.
+        let is_known = self.rebuild.is_running()
+            || self.rebuild.was_incomplete()
+            || find()
+            || self.pending_forgets.is_shared(hash)
+            || find();
+        match is_known {
             true => ForgetStep::VoidLabel,
             false => ForgetStep::Done,
         }

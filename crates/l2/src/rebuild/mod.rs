@@ -16,11 +16,11 @@
 //! - Only batches that were written without an error count, and only those after the newest
 //!   *damage*, the position before which nothing in the log is valid (`segment`).
 //! - The contents and the end of the newest segment are durable before anything relies on them.
-//! - A segment is not reused while it is read, and not read once it is reused.
+//! - A segment is not reused while it is read, and not read once it is reused. The rebuild ends
+//!   only when its new header is durable.
 //! - A block whose key got a value from elsewhere is bad before it is served (`superseded`).
 //!
-//! Locking: `l2-rebuild`, held to read or change the state, or to wait until a segment has been
-//! read.
+//! Locking: `l2-rebuild`, held to read or change the state, or to wait for a change of it.
 //!
 //! Not done: blocks are not read. Each is verified when it is loaded.
 
@@ -93,7 +93,10 @@ enum ReadState {
     /// No thread has read the segment.
     Unread,
     InProgress,
-    /// The segment has been read, or is reused.
+    /// The writer reuses the segment, and no thread has read it. Its blocks of before are valid
+    /// until its new header is durable.
+    Reused,
+    /// The segment has been read, or its blocks of before are void.
     Done,
 }
 
@@ -292,7 +295,7 @@ impl Rebuild {
     }
 
     /// Claims a segment for reuse. Waits until no thread reads it, and keeps threads from
-    /// beginning.
+    /// beginning. [`finish_reuse`](Self::finish_reuse) must follow, or the stop of the rebuild.
     pub(crate) fn claim_for_reuse(&self, segment: u32) {
         if !self.is_running() {
             return;
@@ -301,8 +304,31 @@ impl Rebuild {
         while state.read_states[segment as usize] == ReadState::InProgress && self.is_running() {
             self.changed.wait(&mut state);
         }
+        if state.read_states[segment as usize] == ReadState::Unread {
+            state.read_states[segment as usize] = ReadState::Reused;
+        }
+    }
+
+    /// The new header of the segment is durable.
+    pub(crate) fn finish_reuse(&self, segment: u32) {
+        if !self.is_running() {
+            return;
+        }
+        let mut state = self.state.lock();
         state.read_states[segment as usize] = ReadState::Done;
         self.advance_frontier(&state);
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Waits until no segment is being reused unread, or the rebuild is stopped. If the rebuild
+    /// ended before, a key of such a segment would count as unknown: it would be forgotten without
+    /// a tombstone, while its block is valid.
+    fn wait_for_reuse(&self) {
+        let mut state = self.state.lock();
+        while state.read_states.contains(&ReadState::Reused) && !self.was_incomplete() {
+            self.changed.wait(&mut state);
+        }
     }
 
     /// Notes that memory receives a value of the key from elsewhere. Blocks of the key that the
@@ -340,10 +366,10 @@ impl Rebuild {
     /// Ends the rebuild.
     fn end(&self, now_ns: u64) {
         self.elapsed_ns.store(now_ns.saturating_sub(self.begun_ns).max(1), Ordering::Release);
+        let mut state = self.state.lock();
         if !self.was_incomplete() {
             self.frontier.store(0, Ordering::Release);
         }
-        let mut state = self.state.lock();
         self.running.store(false, Ordering::Release);
         let superseded = self.change_superseded(&mut state, std::mem::take);
         drop(state);

@@ -143,7 +143,9 @@ fn rebuild<K: Key, V: Send + Sync + 'static>(
     reader.note_missing();
     shared.write_queue.start(start);
     read_remaining(&Arc::new(reader))?;
-    persist_damage(shared, persisted)
+    persist_damage(shared, persisted)?;
+    shared.rebuild.wait_for_reuse();
+    Ok(())
 }
 
 /// Reads all headers. Invalid ones are `None`.

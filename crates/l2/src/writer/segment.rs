@@ -90,6 +90,7 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
         self.shared.counters.add(L2Counters::WRITTEN_BYTES, 0, PAGE_BYTES);
         self.flush()?;
         // The old use is void on the device, so its blocks require no tombstones.
+        self.shared.rebuild.finish_reuse(segment);
         if old != 0 {
             self.purge(segment, old);
         }

@@ -161,7 +161,7 @@ impl Fixture {
         known.gone.extend(before);
     }
 
-    fn remove(&self, key: u64) {
+    pub(crate) fn remove(&self, key: u64) {
         let before = self.known.lock().inserted[key as usize].clone();
         self.cache.remove(&key);
         self.known.lock().gone.extend(before);

@@ -1,10 +1,13 @@
-//! Lookups while several threads read the log, whose segments enter the index in any order.
+//! Lookups and forgets while the log is read: its segments enter the index in any order, and the
+//! writer reuses one that nobody has read.
 
 use std::sync::Arc;
 
 use forebay_base::model::check;
 
-use crate::forget::{BYTES, Fixture, KEYS, KnownVersions, end, open, open_with, options, spawn};
+use crate::forget::{
+    BYTES, Fixture, KEYS, KnownVersions, check_after_crash, end, open, open_with, options, spawn,
+};
 use crate::harness::{PageMapDevice, Pages};
 
 const SEGMENT: u64 = 64 << 10;
@@ -50,5 +53,42 @@ fn no_older_version_is_found_while_two_threads_read() {
         look_up(&fixture, 1);
         reader.join().unwrap();
         end(Arc::into_inner(fixture).expect("all threads have ended"));
+    });
+}
+
+/// The segment with the only block of a key is reused before the rebuild reads it. The key is
+/// forgotten when the rebuild has ended, and a crash comes at once.
+#[test]
+fn a_key_is_forgotten_whose_segment_is_reused_unread() {
+    // The smallest ring: four segments.
+    const SEGMENT: u64 = 960 << 10;
+    check(1500, || {
+        let device = shuttle::sync::Arc::new(PageMapDevice::new(BYTES, Pages::new()));
+        let mut known = KnownVersions::default();
+        for life in 0..4 {
+            let fixture = open(device.clone(), life == 0, SEGMENT);
+            assert!(fixture.l2.wait_rebuilt());
+            *fixture.known.lock() = known;
+            match life {
+                0 => fixture.insert(0),
+                _ => fixture.cache.insert(KEYS, 0).unwrap(),
+            }
+            fixture.offer();
+            (_, known) = fixture.crash();
+            end(fixture);
+        }
+        let fixture = Arc::new(open(device, false, SEGMENT));
+        *fixture.known.lock() = known;
+        let writer = {
+            let fixture = fixture.clone();
+            // Writes a tombstone if the rebuild still runs.
+            spawn(move || fixture.remove(1))
+        };
+        assert!(fixture.l2.wait_rebuilt());
+        fixture.remove(0);
+        let crashed = fixture.crash();
+        writer.join().unwrap();
+        end(Arc::into_inner(fixture).expect("all threads have ended"));
+        check_after_crash(crashed, SEGMENT);
     });
 }
