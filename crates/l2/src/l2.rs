@@ -181,16 +181,13 @@ impl<K: Key, V: Send + Sync + 'static> L2<K, V> {
     /// [`ErrorKind::Closed`] if the L2 has failed or was closed. [`ErrorKind::Device`] if the write
     /// failed: the label then holds the old number or the new one.
     pub fn set_user_mark(&self, user_mark: u64) -> Result<()> {
-        if !self.shared.status.is_open() {
+        // A void label must stay void.
+        let _voiding = self.shared.voiding.lock();
+        if !self.shared.status.is_open() || self.shared.voided.load(Ordering::Acquire) {
             return Err(self.shared.not_open());
         }
         label::write(&self.shared.io, &LabelInfo { user_mark, ..self.label() })?;
         self.shared.user_mark.store(user_mark, Ordering::Release);
-        if self.shared.voided.load(Ordering::Acquire) {
-            // The L2 failed meanwhile. A voided label must stay void.
-            self.shared.void_now();
-            return Err(self.shared.not_open());
-        }
         Ok(())
     }
 
@@ -496,12 +493,16 @@ impl<K: Key, V: Send + Sync + 'static> L2<K, V> {
         // Queued blocks are dropped.
         self.shared.end_write_queue();
         end_threads(&self.shared, &self.threads);
-        self.shared.index.clear();
         // A stalled write could otherwise restore the label after it is void, or overwrite the
         // device's next contents.
         let ended = self.shared.io.wait_for_writes();
-        label::void(&self.shared.io, &self.shared.label)?;
-        self.shared.voided.store(true, Ordering::Release);
+        {
+            let _voiding = self.shared.voiding.lock();
+            label::void(&self.shared.io, &self.shared.label)?;
+            self.shared.voided.store(true, Ordering::Release);
+        }
+        // Only now: until then, a key that the index has cannot be forgotten by less.
+        self.shared.index.clear();
         if ended || self.shared.io.writes_in_flight.load(Ordering::Acquire) == 0 {
             return Ok(());
         }
@@ -557,6 +558,7 @@ fn shut_down<K: Key, V: Send + Sync + 'static>(shared: &L2Shared<K, V>, threads:
     // The last chance to keep blocks that could not be forgotten from returning.
     let failed = matches!(shared.health(), Health::Failed { voided: false, .. });
     if failed && shared.void_tried_ns.load(Ordering::Acquire) != 0 {
+        let _voiding = shared.voiding.lock();
         shared.void_now();
     }
 }

@@ -1,7 +1,7 @@
 //! The state that all threads of an L2 share, its status and its failure.
 //!
 //! Locking: `l2-failure`, a leaf lock, to read or set the reason. `l2-voiding`, held while the
-//! label is voided. Other locks are described in their modules.
+//! label is written. Other locks are described in their modules.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -118,8 +118,8 @@ pub(crate) struct L2Shared<K: Key, V: Send + Sync + 'static> {
     /// Time of the last attempt to void the label, in nanoseconds. 0 if there was none.
     pub(crate) void_tried_ns: AtomicU64,
     failure: Mutex<Option<String>>,
-    /// Held by the thread that voids the label. Other threads wait for the outcome.
-    voiding: Mutex<()>,
+    /// Held by the thread that writes or voids the label. Other threads wait for the outcome.
+    pub(crate) voiding: Mutex<()>,
 }
 
 forebay_base::sync::thread_local! {
@@ -291,7 +291,7 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         voided
     }
 
-    /// Voids the label. Returns whether it is void.
+    /// Voids the label. Returns whether it is void. The caller holds `voiding`.
     pub(crate) fn void_now(&self) -> bool {
         let voided = label::void(&self.io, &self.label).is_ok();
         if voided {

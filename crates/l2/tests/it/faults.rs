@@ -164,6 +164,27 @@ fn a_vanished_device_misses_and_reports_failed_forgets() {
 }
 
 #[test]
+fn no_key_counts_as_forgotten_while_the_label_of_a_removed_l2_is_valid() {
+    let (faults, device, fixture) = failing(&options());
+    (0..KEYS).for_each(|key| fixture.insert(key, 1, 1000));
+    fixture.spill();
+    faults.add(Rule::new(Fault::Error(19)));
+    fixture.l2.remove().unwrap_err();
+    let error = fixture.l2.forget_checked(&3).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+    // The device has no block of this key.
+    fixture.l2.forget_checked(&(KEYS + 1)).unwrap();
+    faults.clear();
+    fixture.close();
+    let reopened = Fixture::open(&device, &options());
+    assert!(reopened.l2.wait_rebuilt());
+    assert!(reopened.get(3).is_some(), "the error was right");
+    reopened.l2.remove().unwrap();
+    reopened.close();
+    assert!(L2::<u64, _>::open(device, Arc::new(NumberCodec), &options()).is_err());
+}
+
+#[test]
 fn immutable_keys_are_forgotten_without_a_write() {
     let options = L2Options { immutable_keys: true, ..options() };
     let (faults, device, fixture) = failing(&options);
