@@ -39,8 +39,8 @@ pub(crate) type LogPosition = (u64, u32);
 /// 3. Segments are reused strictly in order. So the tombstone outlives the blocks that it covers,
 ///    and its entry here is dropped with its segment. A void block is not reinserted: that would
 ///    move it behind the tombstone. A lookup that found the block earlier asks here first, and then
-///    for the segment's number. A reused segment gets its new number before the entry is dropped,
-///    so one of the two stops the lookup.
+///    for the segment's number, or for the record again. A reused segment has no record of its old
+///    use and has its new number before the entry is dropped, so one of the two stops the lookup.
 /// 4. The rebuild reads newer segments first, and serves none before those that follow it. So it
 ///    knows the tombstone before it serves a block that precedes it.
 pub(crate) struct Groups {
@@ -154,7 +154,16 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
 
     /// The record of a key, unless its block is void.
     pub(crate) fn find_of(&self, key: &K, hash: KeyHash) -> Option<Record> {
-        self.index.find(hash).filter(|record| !self.is_void(key, record.addr))
+        let mut record = self.index.find(hash)?;
+        while !self.is_void(key, record.addr) {
+            // If its segment was reused meanwhile, its tombstone may have been dropped.
+            let now = self.index.find(hash)?;
+            if now.addr == record.addr {
+                return Some(now);
+            }
+            record = now;
+        }
+        None
     }
 
     /// As [`is_void`](Self::is_void), by the encoded key and the note. A key that cannot be

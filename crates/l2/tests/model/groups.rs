@@ -3,6 +3,8 @@
 
 use std::sync::Arc;
 
+use forebay_cache::{Class, Holding, SecondaryCache};
+
 use crate::forget::{BYTES, Fixture, KEYS, check_after_crash, end, open, spawn};
 use crate::harness::{PageMapDevice, Pages};
 use forebay_base::model::check;
@@ -97,7 +99,7 @@ fn a_group_is_forgotten_during_the_rebuild_and_the_warm_up() {
 fn a_forgotten_group_does_not_return_when_its_segment_is_reused() {
     // The smallest ring: four segments.
     const SEGMENT: u64 = 960 << 10;
-    check(400, || {
+    check(1200, || {
         let device = shuttle::sync::Arc::new(PageMapDevice::new(BYTES, Pages::new()));
         let first = open(device.clone(), true, SEGMENT);
         (0..KEYS).for_each(|key| first.insert(key));
@@ -121,7 +123,13 @@ fn a_forgotten_group_does_not_return_when_its_segment_is_reused() {
         assert!(fixture.l2.wait_rebuilt());
         let reader = {
             let fixture = fixture.clone();
-            spawn(move || [0, 1, 0, 1].into_iter().for_each(|key| fixture.get(key)))
+            spawn(move || {
+                for key in [0, 1, 0, 1] {
+                    fixture.get(key);
+                    let holding = fixture.l2.holding(&key, Class::Data);
+                    assert_eq!(holding, Some(Holding::NotStored), "block of {key}");
+                }
+            })
         };
         write_segment(&fixture);
         reader.join().unwrap();
