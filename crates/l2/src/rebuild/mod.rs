@@ -117,7 +117,7 @@ struct RebuildState {
 }
 
 /// The oldest sequence number that was served at some moment. The index had all records of newer
-/// segments then.
+/// segments then, except those of segments that had been reused.
 #[derive(Clone, Copy)]
 pub(crate) struct Frontier(u64);
 
