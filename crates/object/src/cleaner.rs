@@ -146,8 +146,10 @@ impl Cleaner {
         }
         let (mut sectors, mut live_sectors) = (0, 0);
         for (object, count) in &mut kept {
+            let mut state = self.engine.lock();
+            let discarded = discarded_since(object, state.map.get(object.first));
+            state.set_counted(object.first, *count, discarded);
             object.live = *count;
-            self.engine.lock().map.set_live(object.first, *count);
             sectors += u64::from(object.payload_sectors);
             live_sectors += u64::from(*count);
         }
@@ -219,20 +221,18 @@ impl Cleaner {
     /// Replaces objects by the one that they were merged into, or by nothing.
     fn replace(&self, objects: impl IntoIterator<Item = Object>, merged: Option<Object>) {
         let mut state = self.engine.lock();
-        let mut discarded = false;
+        let mut discarded = 0;
         for object in objects {
             let removed = state.map.remove(object.first);
             assert_eq!(removed.map(|removed| removed.epoch), Some(object.epoch), "{object:?}");
+            discarded += discarded_since(&object, removed.as_ref());
             state.removed.push(object);
-            // A discard has come since the cleaner has looked.
-            discarded |= state.to_clean.remove(&object.first);
+            state.to_clean.remove(&object.first);
         }
         if let Some(object) = merged {
             state.map.insert(object);
             state.unpublished.push(object);
-            if discarded {
-                state.to_clean.insert(object.first);
-            }
+            state.set_counted(object.first, object.live, discarded);
         }
         drop(state);
         self.engine.flush_wanted.notify_one();
@@ -247,7 +247,21 @@ fn overlap(live: &[Range<u64>], object: &Object) -> u16 {
     live.iter().map(within).sum::<u64>().min(object.payload_sectors.into()) as u16
 }
 
+/// Sectors of an object that were discarded since it had the count of `before`.
+fn discarded_since(before: &Object, now: Option<&Object>) -> u64 {
+    now.map_or(0, |now| before.live.saturating_sub(now.live)).into()
+}
+
 impl State {
+    /// Notes that an object had `count` live sectors when the cleaner asked, or copied them. Later
+    /// discards were not part of the answer, so the object may have to be looked at again.
+    fn set_counted(&mut self, first: u64, count: u16, discarded: u64) {
+        self.map.set_live(first, u64::from(count).saturating_sub(discarded) as u16);
+        if discarded > 0 && self.map.get(first).is_some_and(is_half_dead) {
+            self.to_clean.insert(first);
+        }
+    }
+
     /// The objects to look at next: those around one that is believed to be at most half live.
     fn next_run(&mut self) -> Option<Vec<Object>> {
         let (mut stale, mut found) = (Vec::new(), None);
@@ -292,7 +306,9 @@ impl State {
             if !run.is_empty() && next.first >= end && !joins {
                 break;
             }
-            if next.end() > self.written.floor_sector() || self.unpublished.contains(next) {
+            let is_unpublished =
+                || self.unpublished.iter().any(|object| object.first == next.first);
+            if next.end() > self.written.floor_sector() || is_unpublished() {
                 // What overlaps must be merged as well, and cannot be yet.
                 let overlaps = next.first < end;
                 return if overlaps { Vec::new() } else { run };

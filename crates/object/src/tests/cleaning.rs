@@ -597,3 +597,71 @@ fn destroy_removes_our_objects_and_no_other() {
         assert!(session.flush_is_fenced().await);
     });
 }
+
+/// Discards all that it was asked for, just after it has looked what is live.
+struct Discarding(Session, Arc<LiveSectors>);
+
+impl LiveRanges for Discarding {
+    fn live(&self, start: u64, end: u64) -> Result<Vec<(u64, u64)>, String> {
+        let answer = self.1.live(start, end);
+        self.1.set(start, (end - start) / SECTOR, false);
+        self.0.engine.submit(Request::discard(start, end - start));
+        answer
+    }
+}
+
+/// A device with small objects, each of which was published, and the first of which is half dead.
+async fn with_half_dead(store: &Arc<SimulatedStore>) -> (Session, Arc<LiveSectors>) {
+    let session = Session::create(store, options("one", 1)).await;
+    let live = LiveSectors::new();
+    for tag in 0..12 {
+        let offset = MUTABLE_BYTES + tag * WINDOW_BYTES;
+        session.write(offset, 1000, 1).await.unwrap();
+        live.set(offset, 1000, true);
+        session.write(LABEL, 1, tag).await.unwrap();
+        session.flush().await.unwrap();
+    }
+    live.set(MUTABLE_BYTES + 400 * SECTOR, 600, false);
+    session.discard(MUTABLE_BYTES + 400 * SECTOR, 600).await;
+    (session, live)
+}
+
+#[test]
+fn what_is_discarded_while_the_cleaner_works_is_deleted_later() {
+    let store = SimulatedStore::new(MemoryStore::new(), Network::GOOD, 1);
+    simulate(async {
+        let (session, live) = with_half_dead(&store).await;
+        let engine = Arc::clone(&session.engine);
+        let oracle = Arc::new(Discarding(session.clone(), Arc::clone(&live)));
+        let first = cleaner::Cleaner { engine: Arc::clone(&engine), oracle };
+        assert!(first.step().await);
+        assert_eq!(session.counter("merged_objects"), 1);
+        let object = |engine: &Engine| engine.lock().map.get(MUTABLE_BYTES / SECTOR).copied();
+        assert!(object(&engine).is_some());
+        session.flush().await.unwrap();
+        let later = cleaner::Cleaner { engine: Arc::clone(&engine), oracle: live };
+        assert!(later.step().await);
+        assert_eq!(object(&engine), None);
+    });
+}
+
+#[test]
+fn no_object_is_merged_again_before_it_is_published() {
+    let store = SimulatedStore::new(MemoryStore::new(), Network::GOOD, 1);
+    simulate(async {
+        let (session, live) = with_half_dead(&store).await;
+        let engine = Arc::clone(&session.engine);
+        let oracle = Arc::clone(&live);
+        let cleaner = cleaner::Cleaner { engine: Arc::clone(&engine), oracle };
+        assert!(cleaner.step().await);
+        assert_eq!(session.counter("merged_objects"), 1);
+        // The publisher has not run yet.
+        assert_eq!(engine.lock().unpublished.len(), 1);
+        live.set(MUTABLE_BYTES, 300, false);
+        engine.submit(Request::discard(MUTABLE_BYTES, 300 * SECTOR));
+        assert!(!cleaner.step().await);
+        session.flush().await.unwrap();
+        assert!(cleaner.step().await);
+        assert_eq!(session.counter("merged_objects"), 2);
+    });
+}
