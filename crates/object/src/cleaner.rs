@@ -148,7 +148,8 @@ impl Cleaner {
         for (object, count) in &mut kept {
             let mut state = self.engine.lock();
             let discarded = discarded_since(object, state.map.get(object.first));
-            state.set_counted(object.first, *count, discarded);
+            let again = state.to_clean.contains(&object.first);
+            state.set_counted(object.first, *count, discarded, again);
             object.live = *count;
             sectors += u64::from(object.payload_sectors);
             live_sectors += u64::from(*count);
@@ -221,18 +222,18 @@ impl Cleaner {
     /// Replaces objects by the one that they were merged into, or by nothing.
     fn replace(&self, objects: impl IntoIterator<Item = Object>, merged: Option<Object>) {
         let mut state = self.engine.lock();
-        let mut discarded = 0;
+        let (mut discarded, mut again) = (0, false);
         for object in objects {
             let removed = state.map.remove(object.first);
             assert_eq!(removed.map(|removed| removed.epoch), Some(object.epoch), "{object:?}");
             discarded += discarded_since(&object, removed.as_ref());
             state.removed.push(object);
-            state.to_clean.remove(&object.first);
+            again |= state.to_clean.remove(&object.first);
         }
         if let Some(object) = merged {
             state.map.insert(object);
             state.unpublished.push(object);
-            state.set_counted(object.first, object.live, discarded);
+            state.set_counted(object.first, object.live, discarded, again);
         }
         drop(state);
         self.engine.flush_wanted.notify_one();
@@ -253,11 +254,18 @@ fn discarded_since(before: &Object, now: Option<&Object>) -> u64 {
 }
 
 impl State {
-    /// Notes that an object had `count` live sectors when the cleaner asked, or copied them. Later
-    /// discards were not part of the answer, so the object may have to be looked at again.
-    fn set_counted(&mut self, first: u64, count: u16, discarded: u64) {
-        self.map.set_live(first, u64::from(count).saturating_sub(discarded) as u16);
-        if discarded > 0 && self.map.get(first).is_some_and(is_half_dead) {
+    /// Notes that an object had `count` live sectors when the cleaner asked, or copied them.
+    /// Discards since then need not be part of the answer, so they are subtracted. `again` says
+    /// that one has asked for another look. It gets it, also if the count was too low to tell of
+    /// it.
+    fn set_counted(&mut self, first: u64, count: u16, discarded: u64, again: bool) {
+        let Some(payload_sectors) = self.map.get(first).map(|object| object.payload_sectors) else {
+            return;
+        };
+        let left = u64::from(count).saturating_sub(discarded) as u16;
+        let live = if again { left.min(payload_sectors / 2) } else { left };
+        self.map.set_live(first, live);
+        if again || discarded > 0 && live <= payload_sectors / 2 {
             self.to_clean.insert(first);
         }
     }
