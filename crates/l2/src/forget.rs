@@ -242,7 +242,9 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
     /// A retry must not find the key absent and report success. A group stays void.
     fn remember_unforgotten(&self, what: Tombstone) {
         if let Tombstone::Key(hash) = what {
-            let _ = self.index.insert(hash, tombstone(self.ring.head()), |_, _| true);
+            // The end of the rebuild sweeps tombstones, and no bad record.
+            let record = Record { state: RecordState::Bad, ..tombstone(self.ring.head()) };
+            let _ = self.index.insert(hash, record, |_, _| true);
         }
     }
 

@@ -495,7 +495,7 @@ impl<K: Key, V: Send + Sync + 'static> L2<K, V> {
         end_threads(&self.shared, &self.threads);
         // A stalled write could otherwise restore the label after it is void, or overwrite the
         // device's next contents.
-        let ended = self.shared.io.wait_for_writes();
+        let _ = self.shared.io.wait_for_writes();
         {
             let _voiding = self.shared.voiding.lock();
             label::void(&self.shared.io, &self.shared.label)?;
@@ -503,7 +503,7 @@ impl<K: Key, V: Send + Sync + 'static> L2<K, V> {
         }
         // Only now: until then, a key that the index has cannot be forgotten by less.
         self.shared.index.clear();
-        if ended || self.shared.io.writes_in_flight.load(Ordering::Acquire) == 0 {
+        if self.shared.io.writes_in_flight.load(Ordering::Acquire) == 0 {
             return Ok(());
         }
         let text = format!(
@@ -559,7 +559,9 @@ fn shut_down<K: Key, V: Send + Sync + 'static>(shared: &L2Shared<K, V>, threads:
     let failed = matches!(shared.health(), Health::Failed { voided: false, .. });
     if failed && shared.void_tried_ns.load(Ordering::Acquire) != 0 {
         let _voiding = shared.voiding.lock();
-        shared.void_now();
+        if !shared.voided.load(Ordering::Acquire) {
+            shared.void_now();
+        }
     }
 }
 

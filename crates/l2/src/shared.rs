@@ -260,11 +260,12 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
             return;
         }
         tracing::error!(device = &*self.io.device.info().name, error = why, "L2 failed");
+        // First: the user's function may wait for the rebuild, or panic.
+        self.rebuild.stop();
         self.on_failure.iter().for_each(|call| call(why));
         if voids {
             self.try_void();
         }
-        self.rebuild.stop();
         self.end_write_queue();
     }
 

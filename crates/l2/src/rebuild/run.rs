@@ -224,7 +224,11 @@ fn reset_after_rollback<K: Key, V: Send + Sync + 'static>(
     });
     let guid = SmallRng::from_seed(mixed).next_u64();
     let label = LabelInfo { guid, ..shared.label };
-    label::write(&shared.io, &label).map_err(|error| RebuildError::Failed(error.to_string()))?;
+    {
+        let _voiding = shared.voiding.lock();
+        label::write(&shared.io, &label)
+            .map_err(|error| RebuildError::Failed(error.to_string()))?;
+    }
     shared.ring.reset(guid);
     shared.has_wrapped.store(false, Ordering::Relaxed);
     let next_seq = shared.ring.geometry.first_seq();
