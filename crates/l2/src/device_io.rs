@@ -101,18 +101,17 @@ impl DeviceIo {
     }
 
     /// Waits until no write is in flight, at most `stall_timeout_ms`. The caller ensures that no
-    /// other write begins. Returns false if a write is still in flight.
-    pub(crate) fn wait_for_writes(&self) -> bool {
+    /// other write begins.
+    pub(crate) fn wait_for_writes(&self) {
         let allowed = u64::from(self.tunables.stall_timeout_ms()) * 1_000_000;
         let begun = self.clock.now_ns();
         let (nobody, condition) = (Mutex::named("l2-io", ()), Condvar::new());
         while self.writes_in_flight.load(Ordering::Acquire) > 0 {
             if self.clock.now_ns().saturating_sub(begun) > allowed {
-                return false;
+                return;
             }
             condition.wait_timeout(&mut nobody.lock(), POLL_INTERVAL);
         }
-        true
     }
 
     /// Makes all completed writes durable.

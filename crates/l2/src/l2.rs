@@ -495,13 +495,13 @@ impl<K: Key, V: Send + Sync + 'static> L2<K, V> {
         end_threads(&self.shared, &self.threads);
         // A stalled write could otherwise restore the label after it is void, or overwrite the
         // device's next contents.
-        let _ = self.shared.io.wait_for_writes();
+        self.shared.io.wait_for_writes();
         {
             let _voiding = self.shared.voiding.lock();
             label::void(&self.shared.io, &self.shared.label)?;
             self.shared.voided.store(true, Ordering::Release);
         }
-        // Only now: until then, a key that the index has cannot be forgotten by less.
+        // Only now: until the label is void, a forget must find what the device has.
         self.shared.index.clear();
         if self.shared.io.writes_in_flight.load(Ordering::Acquire) == 0 {
             return Ok(());

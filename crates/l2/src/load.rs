@@ -277,12 +277,12 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         record: Record,
         frontier: Frontier,
     ) -> Result<(Record, u64), Counter> {
-        // In this order: see `Groups`. No block of an earlier use verifies with a later number.
-        let is_void = self.is_void(key, record.addr);
-        let seq = self.ring.seq(record.addr.segment);
         if record.state != RecordState::Live {
             return Err(L2Counters::MISSES_BAD);
         }
+        // In this order: see `Groups`. No block of an earlier use verifies with a later number.
+        let is_void = self.is_void(key, record.addr);
+        let seq = self.ring.seq(record.addr.segment);
         // With immutable keys, every block on the device is valid, unless the user was rolled back.
         let is_hidden = match self.immutable_keys {
             true => !frontier.has_read_newest(),
