@@ -432,9 +432,34 @@ impl<K: Key, V: Send + Sync + 'static> L2<K, V> {
     /// Writes all queued blocks and makes them durable.
     ///
     /// # Errors
-    /// [`ErrorKind::Closed`] if the L2 fails or is closed.
+    /// [`ErrorKind::Closed`] if the L2 fails or is closed. [`ErrorKind::Device`] or
+    /// [`ErrorKind::NoMemory`] if blocks were dropped, because a write or a flush of the device
+    /// failed, or had no memory. The others are durable then. When the cache evicts dropped ones
+    /// that it still has, it offers them again. One flush returns the error, whoever wrote them.
     pub fn flush(&self) -> Result<()> {
+        self.flush_queue()?;
+        self.shared.write_queue.take_loss().map_or(Ok(()), Err)
+    }
+
+    fn flush_queue(&self) -> Result<()> {
         if self.shared.write_queue.flush() { Ok(()) } else { Err(self.shared.not_open()) }
+    }
+
+    /// Times that blocks were dropped after an error.
+    pub(crate) fn losses(&self) -> u64 {
+        self.shared.write_queue.losses()
+    }
+
+    /// Like [`flush`](Self::flush), with an error if blocks were dropped since
+    /// [`losses`](Self::losses) returned `before`.
+    pub(crate) fn flush_since(&self, before: u64) -> Result<()> {
+        self.flush_queue()?;
+        self.shared.write_queue.loss_since(before).map_or(Ok(()), Err)
+    }
+
+    /// Waits a moment for other threads to release memory.
+    pub(crate) fn wait_for_memory(&self) {
+        self.shared.io.wait_for_memory();
     }
 
     /// Closes the L2: writes the queued blocks, makes them durable, and ends the threads. The

@@ -68,6 +68,8 @@ const NOT_HELD: &str = "a value of the device, because memory has no capacity to
 const MAX_ABANDONED_LOADS: u32 = 4;
 /// Blocks that are pinned at once while all values are written.
 const OFFER_BATCH: usize = 1024;
+/// How often values are offered to the device, if writes fail.
+const WRITE_ATTEMPTS: u32 = 3;
 
 forebay_base::sync::thread_local! {
     /// The error of this thread's last forget, if it failed.
@@ -479,10 +481,12 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
     /// Writes all values that are only in memory to the device, as far as it has space, and waits
     /// until they are durable. Values inserted with [`once`](Attributes::once) are not included,
     /// nor those that memory evicts meanwhile. With a slow device these may be the newest, because
-    /// values in the write queue are pinned.
+    /// values in the write queue are pinned. Values whose write failed are written again, a few
+    /// times.
     ///
     /// # Errors
-    /// If the device fails; [`ErrorKind::Closed`] once the cache is being closed.
+    /// If the device fails, or if writes failed or had no memory each time; [`ErrorKind::Closed`]
+    /// once the cache is being closed.
     pub fn flush_to_device(&self) -> Result<()> {
         if self.closing.is_set() {
             return Err(closed_error());
@@ -570,14 +574,31 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
 fn write_all<K: Key, V: Send + Sync + 'static>(cache: &Cache<K, V>, l2: &L2<K, V>) -> Result<()> {
     let outer = WRITES_ALL.with(|writes| writes.replace(std::ptr::from_ref(l2).addr()));
     let _outer = OnDrop::new(|| WRITES_ALL.with(|writes| writes.set(outer)));
-    let mut outcome = Ok(());
+    let mut attempts = 1;
+    while let Err(error) = write_all_once(cache, l2) {
+        match error.kind() {
+            ErrorKind::Closed => return Err(error),
+            _ if attempts == WRITE_ATTEMPTS => return Err(error),
+            ErrorKind::NoMemory => l2.wait_for_memory(),
+            _ => {}
+        }
+        attempts += 1;
+    }
+    Ok(())
+}
+
+fn write_all_once<K: Key, V: Send + Sync + 'static>(
+    cache: &Cache<K, V>,
+    l2: &L2<K, V>,
+) -> Result<()> {
+    let (losses, mut outcome) = (l2.losses(), Ok(()));
     cache.offer_all(OFFER_BATCH, |candidates| {
         if outcome.is_ok() {
             outcome = l2.write_all(candidates);
         }
     });
     outcome?;
-    l2.flush()
+    l2.flush_since(losses)
 }
 
 fn close_once<K: Key, V: Send + Sync + 'static>(

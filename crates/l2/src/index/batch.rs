@@ -121,6 +121,14 @@ impl Index {
         self.retain(|slot| slot.addr().segment != segment)
     }
 
+    /// Marks the live blocks of a segment that begin at `unit` or later as bad, by a scan of the
+    /// whole index. Returns their number.
+    pub(crate) fn supersede_from(&self, segment: u32, unit: u32) -> u64 {
+        let is_from = |addr: BlockAddr| addr.segment == segment && addr.unit >= unit;
+        let one = |partition| self.with(partition, |table| table.supersede(is_from));
+        (0..self.partitions.len()).map(one).sum()
+    }
+
     /// Removes all records and releases the memory.
     pub(crate) fn clear(&self) {
         self.retain(|_| false);

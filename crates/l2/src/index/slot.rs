@@ -120,13 +120,16 @@ impl Slot {
         }
     }
 
-    /// The value of a block that is live, or will be, is outdated.
-    pub(super) fn supersede(&mut self) {
+    /// The block, which is live or will be, must not be returned any more. Returns false if it was
+    /// not to be returned before.
+    pub(super) fn supersede(&mut self) -> bool {
         let before = self.state();
-        if matches!(before, RecordState::Live | RecordState::Pending) {
+        let could_return = matches!(before, RecordState::Live | RecordState::Pending);
+        if could_return {
             let state = |state| state_bits(state) << STATE_SHIFT;
             self.word ^= state(before) ^ state(RecordState::Bad);
         }
+        could_return
     }
 
     /// Counts a hit, up to the maximum.

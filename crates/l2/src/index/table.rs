@@ -222,6 +222,13 @@ impl Table {
         (before - self.len) as usize
     }
 
+    /// Supersedes the blocks at the addresses that `wanted` accepts. Returns how many were not bad.
+    pub(super) fn supersede(&mut self, wanted: impl Fn(BlockAddr) -> bool) -> u64 {
+        let slots = self.slots.as_mut_slice().iter_mut();
+        let chosen = slots.filter(|slot| !slot.is_empty() && wanted(slot.addr()));
+        chosen.map(|slot| u64::from(slot.supersede())).sum()
+    }
+
     pub(super) fn iter(&self) -> impl Iterator<Item = Slot> + '_ {
         self.slots.as_slice().iter().copied().filter(|slot| !slot.is_empty())
     }

@@ -102,6 +102,7 @@ enum Op {
     Take(u64),
     RemoveIfAt(u64, BlockAddr),
     RemoveSegment(u32),
+    SupersedeFrom(u32, u32),
     Sweep,
 }
 
@@ -145,6 +146,7 @@ fn op() -> impl Strategy<Value = Op> {
         8 => key_hash().prop_map(Op::Take),
         4 => (key_hash(), addr()).prop_map(|(hash, p)| Op::RemoveIfAt(hash, p)),
         1 => (0..6u32).prop_map(Op::RemoveSegment),
+        1 => (0..6u32, 0..8u32).prop_map(|(segment, unit)| Op::SupersedeFrom(segment, unit)),
         1 => Just(Op::Sweep),
     ]
 }
@@ -241,6 +243,17 @@ fn apply(index: &Index, model: &mut ReferenceModel, op: &Op) {
         Op::RemoveSegment(segment) => {
             let expected = model.retain(|record| record.addr.segment != *segment);
             assert_eq!(index.remove_segment(*segment), expected);
+        }
+        Op::SupersedeFrom(segment, unit) => {
+            let mut expected = 0;
+            for record in model.0.values_mut() {
+                let is_from = record.addr.segment == *segment && record.addr.unit >= *unit;
+                if is_from && matches!(record.state, RecordState::Live | RecordState::Pending) {
+                    record.state = RecordState::Bad;
+                    expected += 1;
+                }
+            }
+            assert_eq!(index.supersede_from(*segment, *unit), expected);
         }
         Op::Sweep => {
             let expected = model.retain(|record| record.state != RecordState::Tombstone);

@@ -28,6 +28,7 @@ pub(crate) use admission::{AdmissionPolicy, DROPPED_KIND};
 pub(crate) use frequency_sketch::FrequencySketch;
 pub(crate) use rate::{RateBounds, WriteRate};
 
+use crate::error::Error;
 use crate::forget::UnfinishedForget;
 use crate::promise::{Promise, Promised};
 use crate::record::{KeyHash, Tombstone};
@@ -78,8 +79,18 @@ pub(crate) struct WriteQueueState<K: Key, V: Send + Sync + 'static> {
     flushes_done: u64,
     floor_wanted: Option<(u64, u32)>,
     floor_done: bool,
+    losses: Losses,
     stopping: bool,
     terminated: bool,
+}
+
+/// Reports of blocks that were dropped after an error.
+#[derive(Default)]
+struct Losses {
+    count: u64,
+    /// How many of them a flush has returned.
+    returned: u64,
+    last: Option<Error>,
 }
 
 /// The writer's next step.
@@ -110,6 +121,7 @@ impl<K: Key, V: Send + Sync + 'static> WriteQueue<K, V> {
             flushes_done: 0,
             floor_wanted: None,
             floor_done: false,
+            losses: Losses::default(),
             stopping: false,
             terminated: false,
         };
@@ -241,6 +253,32 @@ impl<K: Key, V: Send + Sync + 'static> WriteQueue<K, V> {
         state.flushes_done = state.flushes_done.max(wanted);
         drop(state);
         self.done.notify_all();
+    }
+
+    /// Reports that blocks were dropped after an error. Called when the cache can offer them again,
+    /// so that a thread that saw them in the queue sees the report.
+    pub(crate) fn report_lost(&self, why: Error) {
+        let losses = &mut self.state.lock().losses;
+        losses.count += 1;
+        losses.last = Some(why);
+    }
+
+    /// The number of reports so far.
+    pub(crate) fn losses(&self) -> u64 {
+        self.state.lock().losses.count
+    }
+
+    /// The last report, if there were more than `before`.
+    pub(crate) fn loss_since(&self, before: u64) -> Option<Error> {
+        let losses = &self.state.lock().losses;
+        losses.last.clone().filter(|_| losses.count > before)
+    }
+
+    /// The last report, unless this has returned it before.
+    pub(crate) fn take_loss(&self) -> Option<Error> {
+        let losses = &mut self.state.lock().losses;
+        let before = std::mem::replace(&mut losses.returned, losses.count);
+        losses.last.clone().filter(|_| losses.count > before)
     }
 
     /// Raises the floor of the log and waits until it is durable. Returns false if the queue was

@@ -23,6 +23,7 @@ use super::Writer;
 use super::reinsert::ReinsertedBlock;
 use crate::counters::L2Counters;
 use crate::device_io::IoError;
+use crate::error::ErrorKind;
 use crate::format::{
     BATCH_HEADER_BYTES, BatchExtent, BatchHeader, LogRecord, PAGE_BYTES, RECORD_BYTES,
     log_bytes_for, seal_block, seal_log,
@@ -92,16 +93,19 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
             self.shared.drop_blocks(first);
             return Ok(());
         }
-        let Ok(buffer) = self.batch_buffer(plan.total()) else {
-            let dropped: Vec<_> = self.backlog.drain(..plan.blocks).collect();
-            for queued in dropped {
-                self.shared.counters.add(L2Counters::ADMITTED_DROPPED, queued.class as usize, 1);
+        let buffer = match self.batch_buffer(plan.total()) {
+            Ok(buffer) => buffer,
+            Err(error) => {
+                for queued in self.backlog.drain(..plan.blocks) {
+                    let class = queued.class as usize;
+                    self.shared.counters.add(L2Counters::ADMITTED_DROPPED, class, 1);
+                }
+                if plan.blocks > 0 {
+                    self.report_lost(ErrorKind::NoMemory, &error.to_string());
+                }
+                // Tombstones alone fit into the smallest buffer. They cannot be dropped.
+                return if plan.tombstones == 0 { Ok(()) } else { Err(error) };
             }
-            // Tombstones alone fit into the smallest buffer. They cannot be dropped.
-            return match plan.tombstones {
-                0 => Ok(()),
-                _ => Err(IoError::NoMemory("the buffer of a batch of tombstones".to_owned())),
-            };
         };
         let assembly = self.assemble(plan, buffer);
         self.write_assembly(plan, assembly)
@@ -211,7 +215,8 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
         let index = &self.shared.index;
         let Ok(inserted) = index.insert(hash, record, |_, _| true) else {
             self.shared.counters.add(L2Counters::ADMITTED_DROPPED, class as usize, 1);
-            return;
+            drop(block);
+            return self.report_lost(ErrorKind::NoMemory, "no memory for its index");
         };
         let before = match inserted {
             InsertOutcome::Replaced(old) => Some(old),
@@ -347,7 +352,9 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
                 if !self.shared.immutable_keys {
                     self.failed_segments.insert(open.contents.seq);
                 }
-                self.mark_failed(batch_blocks);
+                if self.mark_failed(batch_blocks) > 0 {
+                    self.report_lost(ErrorKind::Device, &error.to_string());
+                }
                 return Err(error);
             }
         }
@@ -369,6 +376,7 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
                 self.shared.end_durable(forget);
             }
         }
+        self.failures = 0;
         Ok(())
     }
 
@@ -410,8 +418,9 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
     }
 
     /// Marks the blocks of a batch whose write failed. The batch may still be on the device, so
-    /// they require tombstones.
-    fn mark_failed(&self, batch_blocks: Vec<BatchBlock<K, V>>) {
+    /// they require tombstones. Returns how many are new.
+    fn mark_failed(&self, batch_blocks: Vec<BatchBlock<K, V>>) -> u64 {
+        let mut dropped = 0;
         for batch_block in batch_blocks {
             // A moved block is still at its old address.
             let BatchBlock::New { hash, class, addr, block } = batch_block else { continue };
@@ -421,6 +430,8 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
                 (!self.shared.immutable_keys)
                     .then_some(Record { state: RecordState::Bad, ..record })
             });
+            dropped += 1;
         }
+        dropped
     }
 }

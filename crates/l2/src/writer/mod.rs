@@ -13,12 +13,14 @@
 //!   place or after it in its segment. The footer and the next header say how many batches count,
 //!   and exclude it. Until the next header is durable, the index has all its blocks: new ones as
 //!   bad, moved ones at their old addresses.
+//! - The blocks of batches that a failed flush of the writer may have lost are bad.
 //! - A failed header or footer is written again with the same bytes, so either write may arrive.
 //!
 //! Locking: none during I/O. The locks of the write queue and the index are held for single
 //! operations.
 //!
-//! Not done: no operation is retried forever. After a few consecutive failures the L2 fails.
+//! Not done: no operation is retried forever. After a few failures with no batch written between
+//! them, the L2 fails.
 
 mod assemble;
 mod reinsert;
@@ -34,13 +36,14 @@ use forebay_io::{Request, StableBytes};
 
 use crate::counters::L2Counters;
 use crate::device_io::{IoError, MEMORY_WAITS};
+use crate::error::{Error, ErrorKind};
 use crate::format::{BatchExtent, BlockSeed, PAGE_BYTES};
-use crate::record::Tombstone;
+use crate::record::{Tombstone, UNIT_BYTES};
 use crate::shared::L2Shared;
 use crate::write_queue::{QueuedBlock, WriterWork};
 use reinsert::{ReinsertedBlock, Reinsertion};
 
-/// Consecutive failures after which the L2 fails.
+/// Errors of the device, with no batch written between them, after which the L2 fails.
 const MAX_FAILURES: u32 = 3;
 /// Minimum number of batches that fit into a segment.
 const MIN_BATCHES: u64 = 2;
@@ -105,6 +108,7 @@ pub(crate) struct Writer<K: Key, V: Send + Sync + 'static> {
     tombstones: (Vec<Tombstone>, u64),
     reinsertion: Option<Reinsertion>,
     reinserted: Vec<ReinsertedBlock>,
+    /// Errors of the device since a batch was written.
     failures: u32,
     /// A read has stalled: the device hangs, and no more I/O is attempted.
     stalled: Cell<bool>,
@@ -247,27 +251,17 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
         &mut self,
         step: impl Fn(&mut Self) -> Result<(), IoError>,
     ) -> Result<(), IoError> {
+        let mut memory_waits = 0;
         loop {
             match step(self) {
-                Ok(()) => {
-                    self.failures = 0;
-                    return Ok(());
+                Ok(()) => return Ok(()),
+                // An exhausted arena says nothing about the device.
+                Err(IoError::NoMemory(_)) if memory_waits < MEMORY_WAITS => {
+                    memory_waits += 1;
+                    self.shared.io.wait_for_memory();
                 }
-                Err(error @ IoError::Stalled(_)) => return Err(error),
-                Err(error) => {
-                    self.failures += 1;
-                    // An exhausted arena says nothing about the device.
-                    let limit = match error {
-                        IoError::NoMemory(_) => {
-                            self.shared.io.wait_for_memory();
-                            MAX_FAILURES + MEMORY_WAITS
-                        }
-                        _ => MAX_FAILURES,
-                    };
-                    if self.failures >= limit {
-                        return Err(error);
-                    }
-                }
+                Err(IoError::Device(_)) if self.failures + 1 < MAX_FAILURES => self.failures += 1,
+                Err(error) => return Err(error),
             }
         }
     }
@@ -287,7 +281,27 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
                 Err(_) => open.abandoned = true,
             }
         }
-        flushed
+        flushed.inspect_err(|error| self.drop_unflushed(error))
+    }
+
+    /// Drops the blocks that a failed flush may have lost: those of batches that are not durable.
+    /// On a device that refuses all later flushes, the L2 fails soon.
+    fn drop_unflushed(&self, error: &IoError) {
+        let contents = self.open.as_ref().map_or(&self.last, |open| &open.contents);
+        let Some(first) = contents.extents.get(contents.durable as usize) else { return };
+        let segment = self.shared.ring.geometry.segment_of(contents.seq);
+        let unit = (first.offset / UNIT_BYTES) as u32;
+        // Bad, because their batches may be on the device: they require tombstones.
+        if self.shared.index.supersede_from(segment, unit) > 0 {
+            self.report_lost(ErrorKind::Device, &error.to_string());
+        }
+    }
+
+    /// Reports that blocks were dropped, which the cache can offer again.
+    fn report_lost(&self, kind: ErrorKind, why: &str) {
+        let name = &self.shared.io.device.info().name;
+        let text = format!("not all values were written to the L2 on {name}: {why}");
+        self.shared.write_queue.report_lost(Error::new(kind, text));
     }
 
     /// Writes the first `len` bytes of the batch buffer.

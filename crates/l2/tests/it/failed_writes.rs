@@ -7,7 +7,7 @@ use forebay_cache::Class;
 use forebay_io::fault::{Crash, Fault, FaultDevice, Rule};
 use forebay_io::record::{Event, Image, RecordDevice, RecordOptions};
 use forebay_io::{Device, Op, Request};
-use forebay_l2::L2Options;
+use forebay_l2::{ErrorKind, Health, L2Options};
 
 use crate::crash;
 use crate::support::{
@@ -81,6 +81,31 @@ fn failed_batches_that_reached_the_device_restore_nothing() {
     for key in gone {
         assert_eq!(fixture.get(key).map(|value| value.version), None, "{key} of {keys}");
     }
+    fixture.close();
+}
+
+#[test]
+fn a_flush_reports_blocks_whose_write_failed() {
+    let faults = Arc::new(FaultDevice::new(memory(DEVICE), 7));
+    let device: Arc<dyn Device> = faults.clone();
+    let fixture = Fixture::create(&device, &small_segments());
+    let next = fill(&fixture, 0, 1, Class::Data);
+    let [open, _] = open_segments(&fixture);
+    let batches = open + PAGE..open + SEGMENT - PAGE;
+    faults.add(Rule::new(Fault::Error(5)).on(Op::Write).within(batches).times(1));
+    let keys = next..next + BATCH / 4;
+    keys.clone().for_each(|key| fixture.insert(key, 1, 1000));
+    let offer = || {
+        fixture.cache.offer_all(256, |candidates| {
+            forebay_cache::SecondaryCache::offer(&*fixture.l2, candidates);
+        });
+        fixture.l2.flush()
+    };
+    let error = offer().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Device, "{error}");
+    offer().unwrap();
+    fixture.cache.clear();
+    assert!(keys.into_iter().all(|key| fixture.get(key).is_some()), "they are offered again");
     fixture.close();
 }
 
@@ -206,6 +231,23 @@ fn batches_that_arrive_after_a_restart_without_a_footer_do_not_count() {
     assert!(fixture.l2.wait_rebuilt());
     assert_eq!(fixture.get(2).map(|value| value.version), None);
     assert_eq!(fixture.get(1).map(|value| value.version), Some(1));
+    fixture.close();
+}
+
+#[test]
+fn a_tombstone_whose_flushes_fail_fails_the_l2() {
+    let faults = Arc::new(FaultDevice::new(memory(DEVICE), 7));
+    let device: Arc<dyn Device> = faults.clone();
+    let fixture = Fixture::create(&device, &small_segments());
+    fixture.insert(1, 1, 1000);
+    fixture.spill();
+    // The first, third and fifth flush from here, because a later rule does not see a request that
+    // an earlier one fails. The others are those of the headers of new segments.
+    for before in 0..3 {
+        faults.add(Rule::new(Fault::Error(5)).on(Op::Flush).after(before).times(1));
+    }
+    fixture.l2.forget_checked(&1).unwrap();
+    assert!(matches!(fixture.l2.health(), Health::Failed { voided: true, .. }));
     fixture.close();
 }
 

@@ -18,6 +18,7 @@ mod flushes;
 mod hybrid;
 mod hybrid_async;
 mod hybrid_expiry;
+mod hybrid_flush;
 mod hybrid_groups;
 mod hybrid_many;
 mod hybrid_open;

@@ -268,7 +268,7 @@ impl OpenL2Device {
 
     /// Writes queued blocks and flushes the device; does nothing if the L2 has failed.
     pub(crate) fn flush(&self) {
-        // The state of the L2 reports the error.
+        // The state and the counters of the L2 report errors.
         let _ = self.l2.flush();
     }
 
