@@ -11,7 +11,8 @@
 //! have. The next look tries again.
 //!
 //! # Locking
-//! `follow-state` is a leaf lock, held for a look; `follow-stop` is held while the thread sleeps.
+//! `follow-state` is held for a look at it, or to take or replace the pool of the registry with its
+//! view; `follow-stop` is held while the thread sleeps.
 //! The thread takes the locks of the registry for a look, one at a time.
 
 use std::path::Path;
@@ -46,7 +47,7 @@ pub(crate) struct Following {
 }
 
 struct FollowState {
-    /// The view of the newest group that is shown.
+    /// The view of the newest group that is shown. It changes with the pool of the registry.
     view: Arc<ObjectDevice>,
     /// A newer one, whose import has failed.
     pending: Option<Arc<ObjectDevice>>,
@@ -170,10 +171,15 @@ impl Following {
         if let Some(view) = polled.ok().flatten().or(pending) {
             match self.import(&view) {
                 Ok(pool) => {
-                    // In this order: a mount that begins meanwhile has the pool of before, and is
-                    // brought to the newest one below or at the next look.
-                    self.state.lock().view = view;
-                    imported.advance(pool);
+                    // A mount that begins meanwhile has the pool and the view of before, and is
+                    // brought to the newest below or at the next look.
+                    let before = {
+                        let mut state = self.state.lock();
+                        state.view = view;
+                        imported.advance(pool)
+                    };
+                    // Outside of the lock: the last reference closes it.
+                    drop(before);
                 }
                 Err(failure) => {
                     error = Some(failure.message);
@@ -181,9 +187,8 @@ impl Following {
                 }
             }
         }
-        let pool = imported.pool();
         for mount in imported.mounts() {
-            if let Err(failure) = mount.follow(&pool, self) {
+            if let Err(failure) = mount.follow(imported, self) {
                 error = Some(failure.message);
             }
         }
@@ -212,11 +217,22 @@ impl Following {
         }
     }
 
-    /// A group of the newest view, whose dataset is open.
-    pub(super) fn group(&self, fs: FileSystem) -> Group {
-        self.shared.warm_up_l2(fs.pool());
-        let (view, txg) = (Arc::clone(&self.state.lock().view), fs.pool().stats().synced_txg);
-        Group::new(fs, txg, move || view.is_outdated())
+    /// The newest group, with the dataset that `open` opens in its pool.
+    ///
+    /// # Errors
+    /// The error of `open`.
+    pub(super) fn group(
+        &self,
+        imported: &ImportedPool,
+        open: impl FnOnce(&Arc<Pool>) -> Result<FileSystem>,
+    ) -> Result<Group> {
+        let (pool, view) = {
+            let state = self.state.lock();
+            (imported.pool(), Arc::clone(&state.view))
+        };
+        let (fs, txg) = (open(&pool)?, pool.stats().synced_txg);
+        self.shared.warm_up_l2(&pool);
+        Ok(Group::new(fs, txg, move || view.is_outdated()))
     }
 
     /// What is shown in `status`.

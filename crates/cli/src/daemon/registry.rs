@@ -91,11 +91,9 @@ impl ImportedPool {
         Arc::clone(&self.pool.lock())
     }
 
-    /// Replaces a pool that is followed by that of a newer group.
-    pub(super) fn advance(&self, pool: Pool) {
-        let before = std::mem::replace(&mut *self.pool.lock(), Arc::new(pool));
-        // Outside of the lock: the last reference closes it.
-        drop(before);
+    /// Replaces a pool that is followed by that of a newer group. Returns the one before.
+    pub(super) fn advance(&self, pool: Pool) -> Arc<Pool> {
+        std::mem::replace(&mut *self.pool.lock(), Arc::new(pool))
     }
 
     /// While the guard lives, an export, also a running one, does not wait for an object store that
@@ -265,13 +263,13 @@ impl MountedDataset {
         let pool = imported.pool().name().to_owned();
         let its_pool = imported.pool();
         let read_only = request.flags.read_only || its_pool.is_read_only();
-        let opened = FilesOptions::new(request, plan).open(&its_pool)?;
+        let files_options = FilesOptions::new(request, plan);
         let files = match &imported.following {
             Some(following) => {
-                let groups = Groups::new(following.group(opened));
-                Files::Following(groups, FilesOptions::new(request, plan))
+                let group = following.group(imported, |pool| files_options.open(pool))?;
+                Files::Following(Groups::new(group), files_options)
             }
-            None => Files::Fixed(opened),
+            None => Files::Fixed(files_options.open(&its_pool)?),
         };
         let mut options = MountOptions::default();
         options.threads = request.threads.unwrap_or(plan.threads);
@@ -436,14 +434,14 @@ impl MountedDataset {
     ///
     /// # Errors
     /// If the file system cannot be opened as of that group. The mount goes on with the one before.
-    pub(super) fn follow(&self, pool: &Arc<Pool>, following: &Following) -> Result<()> {
+    pub(super) fn follow(&self, imported: &ImportedPool, following: &Following) -> Result<()> {
         let Files::Following(groups, options) = &self.files else { return Ok(()) };
         // Not by number: a store that was set back to a copy has the same numbers again.
-        if Arc::ptr_eq(groups.current().fs().pool(), pool) {
+        if Arc::ptr_eq(groups.current().fs().pool(), &imported.pool()) {
             groups.drop_unused();
             return Ok(());
         }
-        groups.advance(following.group(options.open(pool)?));
+        groups.advance(following.group(imported, |pool| options.open(pool))?);
         Ok(())
     }
 

@@ -21,6 +21,9 @@ pub struct Group {
     /// The same file system in non-blocking mode.
     pub(super) non_blocking: FileSystem,
     txg: u64,
+    /// Its position in the order in which groups were taken up. Not the txg: a store that was set
+    /// back to a copy has the same numbers again.
+    order: u64,
     outdated: Box<dyn Fn() -> bool + Send + Sync>,
     told: AtomicBool,
 }
@@ -50,7 +53,8 @@ impl Group {
         outdated: impl Fn() -> bool + Send + Sync + 'static,
     ) -> Self {
         let non_blocking = fs.non_blocking();
-        Self { fs, non_blocking, txg, outdated: Box::new(outdated), told: AtomicBool::new(false) }
+        let (order, told) = (0, AtomicBool::new(false));
+        Self { fs, non_blocking, txg, order, outdated: Box::new(outdated), told }
     }
 
     /// The transaction group.
@@ -61,6 +65,11 @@ impl Group {
     /// The file system.
     pub fn fs(&self) -> &FileSystem {
         &self.fs
+    }
+
+    /// Whether this group was taken up before `other`.
+    pub(super) fn is_before(&self, other: &Self) -> bool {
+        self.order < other.order
     }
 
     /// Whether an error is due to the writer, which has freed what this group needs.
@@ -93,13 +102,14 @@ impl Groups {
     /// Takes up a newer group: operations that begin from now on see it. Open files that have not
     /// changed move there. Ends groups that nothing uses any more. May block.
     pub fn advance(&self, group: Group) {
-        let group = Arc::new(group);
-        {
+        let group = {
             let mut state = self.state.lock();
+            let group = Arc::new(Group { order: state.current.order + 1, ..group });
             let before = std::mem::replace(&mut state.current, Arc::clone(&group));
             let older = state.before.replace((before, self.clock.now_ns()));
             state.older.extend(older.map(|(group, _)| group));
-        }
+            group
+        };
         self.files.move_to(&group);
         self.end_unused();
         self.bound();

@@ -33,9 +33,12 @@ pub(super) struct Node {
 }
 
 impl Node {
-    /// Notes that `group` has this version.
+    /// Notes that `group` has this version. A newer group stays: it is used for longer.
     pub(super) fn moved_to(&self, group: &Arc<Group>) {
-        *self.group.lock() = Arc::downgrade(group);
+        let mut known = self.group.lock();
+        if Groups::still_used(&known).is_none_or(|known| known.is_before(group)) {
+            *known = Arc::downgrade(group);
+        }
     }
 }
 
@@ -151,7 +154,42 @@ fn stale() -> Error {
 
 #[cfg(test)]
 mod tests {
+    use forebay_fs::{FsOptions, Owner};
+    use forebay_io::OpenOptions;
+    use forebay_pool::{
+        BlockCache, BlockCacheOptions, CreateOptions, DatasetSettings, Pool, open_path,
+    };
+
     use super::*;
+
+    #[test]
+    fn a_node_stays_with_the_newest_group() {
+        let folder = tempfile::tempdir().unwrap();
+        let options = OpenOptions { create_bytes: Some(64 << 20), ..OpenOptions::default() };
+        let device = open_path(&folder.path().join("pool.img"), &options).unwrap();
+        let cache = BlockCache::new(BlockCacheOptions { bytes: 8 << 20, ..Default::default() });
+        let options = CreateOptions::new("test", cache.unwrap());
+        let pool = Arc::new(Pool::create(vec![device], &options).unwrap());
+        let owner = Owner { uid: 0, gid: 0, mode: 0o755 };
+        FileSystem::create_in(&pool, "main", &DatasetSettings::default(), owner).unwrap();
+        let fs = FileSystem::open_in(pool, "main", &FsOptions::default()).unwrap();
+        // After a store was set back, a newer group may have a lower number.
+        let group = |txg| Group::new(fs.clone(), txg, || false);
+        let groups = Groups::new(group(9));
+        let before = groups.current();
+        groups.advance(group(8));
+        let newest = groups.current();
+
+        let known = Mutex::named("follow-node", Arc::downgrade(&before));
+        let node = Node { ino: Ino(7), generation: 1, version: Some(1), group: known };
+        let is_of = |group| std::ptr::eq(node.group.lock().as_ptr(), Arc::as_ptr(group));
+        node.moved_to(&newest);
+        assert!(is_of(&newest));
+        // A lookup that began before the newest group was taken up ends now.
+        node.moved_to(&before);
+        assert!(is_of(&newest));
+        groups.close();
+    }
 
     #[test]
     fn numbers_of_aliases_are_of_no_inode() {
