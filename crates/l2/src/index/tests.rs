@@ -178,6 +178,14 @@ impl ReferenceModel {
         self.0.retain(|_, record| wanted(record));
         (before - self.0.len()) as u64
     }
+
+    fn supersede_from(&mut self, segment: u32, unit: u32) -> u64 {
+        let could_return =
+            |record: &Record| matches!(record.state, RecordState::Live | RecordState::Pending);
+        let is_from = |record: &Record| record.addr.segment == segment && record.addr.unit >= unit;
+        let chosen = self.0.values_mut().filter(|record| could_return(record) && is_from(record));
+        chosen.map(|record| record.state = RecordState::Bad).count() as u64
+    }
 }
 
 fn supersede(record: &mut Record) {
@@ -245,14 +253,7 @@ fn apply(index: &Index, model: &mut ReferenceModel, op: &Op) {
             assert_eq!(index.remove_segment(*segment), expected);
         }
         Op::SupersedeFrom(segment, unit) => {
-            let mut expected = 0;
-            for record in model.0.values_mut() {
-                let is_from = record.addr.segment == *segment && record.addr.unit >= *unit;
-                if is_from && matches!(record.state, RecordState::Live | RecordState::Pending) {
-                    record.state = RecordState::Bad;
-                    expected += 1;
-                }
-            }
+            let expected = model.supersede_from(*segment, *unit);
             assert_eq!(index.supersede_from(*segment, *unit), expected);
         }
         Op::Sweep => {
