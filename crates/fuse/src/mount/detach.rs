@@ -62,7 +62,7 @@ pub fn mount_containing(path: &Path) -> io::Result<Option<PathBuf>> {
 ///
 /// The path or `/proc` cannot be read.
 pub fn mount_id_at(path: &Path) -> io::Result<u64> {
-    mountinfo::id_at(path)
+    Ok(mountinfo::reached_at(path)?.id)
 }
 
 /// Unmounts a mount whose server was killed.

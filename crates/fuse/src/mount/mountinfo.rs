@@ -11,6 +11,8 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{self, AtFlags, StatxFlags};
+
 use super::DeviceNumber;
 
 const MOUNTINFO: &str = "/proc/self/mountinfo";
@@ -44,9 +46,17 @@ pub(super) fn at(path: &Path) -> io::Result<Option<MountEntry>> {
     Ok(entries()?.into_iter().rev().find(|entry| entry.path == path))
 }
 
-/// Id of the mount that a system call on `path` reaches: the topmost one there. If another mount
-/// hides the path, the one that hides it. `path` is absolute and without links.
-pub(super) fn id_at(path: &Path) -> io::Result<u64> {
+/// What identifies a mount.
+pub(super) struct MountId {
+    /// That of its entry. After its end, another mount may have it.
+    pub(super) id: u64,
+    /// No other mount ever has it. Since Linux 6.8.
+    pub(super) unique: Option<u64>,
+}
+
+/// The mount that a system call on `path` reaches: the topmost one there. If another mount hides
+/// the path, the one that hides it. `path` is absolute and without links.
+pub(super) fn reached_at(path: &Path) -> io::Result<MountId> {
     for place in path.ancestors() {
         let mut options = OpenOptions::new();
         // With `O_PATH`, the file system of the mount is not asked.
@@ -61,12 +71,23 @@ pub(super) fn id_at(path: &Path) -> io::Result<u64> {
     Err(ErrorKind::NotFound.into())
 }
 
-/// Id of the mount that an open file is on.
-fn id_of(opened: &File) -> io::Result<u64> {
+/// The mount that an open file is on.
+fn id_of(opened: &File) -> io::Result<MountId> {
     let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", opened.as_raw_fd()))?;
     let id = text.lines().find_map(|line| line.strip_prefix("mnt_id:"));
     let id = id.and_then(|id| id.trim().parse().ok());
-    id.ok_or_else(|| io::Error::new(ErrorKind::InvalidData, "/proc names no mount of the path"))
+    let id = id
+        .ok_or_else(|| io::Error::new(ErrorKind::InvalidData, "/proc names no mount of the path"));
+    Ok(MountId { id: id?, unique: unique_id_of(opened) })
+}
+
+/// Does not ask the file system of the mount.
+fn unique_id_of(opened: &File) -> Option<u64> {
+    /// `STATX_MNT_ID_UNIQUE`.
+    const UNIQUE_ID: u32 = 0x4000;
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let stat = fs::statx(opened, "", flags, StatxFlags::from_bits_retain(UNIQUE_ID)).ok()?;
+    (stat.stx_mask & UNIQUE_ID != 0).then_some(stat.stx_mnt_id)
 }
 
 /// Index of the mount that contains `path`: the deepest, and of several at one path the topmost.
@@ -158,7 +179,8 @@ mod tests {
         for path in ["/proc", "/proc/self/no such file", "/"] {
             let entries = entries().expect("the table of mounts");
             let found = containing(&entries, Path::new(path)).expect("a mount");
-            assert_eq!(id_at(Path::new(path)).expect("its id"), entries[found].id, "{path}");
+            let reached = reached_at(Path::new(path)).expect("its id");
+            assert_eq!(reached.id, entries[found].id, "{path}");
         }
     }
 

@@ -3,13 +3,15 @@
 //! # Invariants
 //!
 //! - It is known by its id, its device and its type, not by its path: others may rename a directory
-//!   above the mount point, or mount something over it.
+//!   above the mount point, or mount something over it. After its end the kernel gives these
+//!   numbers to the next mount, so the unique id decides.
 //! - A system call takes a path, and acts on the topmost mount there. It is called only if that is
 //!   this mount.
 //!
 //! # Limits
 //!
-//! Another process may mount something between the look and the call.
+//! Another process may mount something between the look and the call. Before Linux 6.8, and while
+//! another mount is over it, a mount with the same numbers is taken for it.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -25,6 +27,7 @@ const ATTEMPTS: u32 = 5;
 /// A mount of this process. It may have left the mount table.
 pub(super) struct OwnMount {
     id: u64,
+    unique_id: Option<u64>,
     device: DeviceNumber,
     /// Where it was attached.
     path: PathBuf,
@@ -41,12 +44,14 @@ impl OwnMount {
         entries.retain(|entry| {
             entry.path == path && entry.fs_type == FS_TYPE && entry.source == source
         });
-        let reached = mountinfo::id_at(path).ok();
+        let reached = mountinfo::reached_at(path).ok();
+        let is_reached = |entry: &MountEntry| reached.as_ref().is_some_and(|it| it.id == entry.id);
         // Another mount may be over it already. Then it is the newest one.
-        let at = entries.iter().position(|entry| Some(entry.id) == reached);
+        let at = entries.iter().position(is_reached);
         let at = at.or(entries.len().checked_sub(1)).ok_or(io::ErrorKind::NotFound)?;
-        let entry = entries.swap_remove(at);
-        Ok(Self { id: entry.id, device: entry.device, path: path.to_path_buf() })
+        let MountEntry { id, device, .. } = entries.swap_remove(at);
+        let unique_id = reached.filter(|reached| reached.id == id).and_then(|it| it.unique);
+        Ok(Self { id, unique_id, device, path: path.to_path_buf() })
     }
 
     /// Where it was attached.
@@ -61,7 +66,8 @@ impl OwnMount {
 
     /// Its entry, with its current path; `None` once it has left the table.
     pub(super) fn entry(&self) -> io::Result<Option<MountEntry>> {
-        Ok(mountinfo::entries()?.into_iter().find(|entry| self.is_this(entry)))
+        let entry = mountinfo::entries()?.into_iter().find(|entry| self.has_numbers_of(entry));
+        Ok(entry.filter(|entry| !self.is_replaced_at(&entry.path)))
     }
 
     /// Whether it is in the table.
@@ -69,8 +75,15 @@ impl OwnMount {
         Ok(self.entry()?.is_some())
     }
 
-    fn is_this(&self, entry: &MountEntry) -> bool {
+    fn has_numbers_of(&self, entry: &MountEntry) -> bool {
         entry.id == self.id && entry.device == self.device && entry.fs_type == FS_TYPE
+    }
+
+    /// Whether another mount has its numbers now, and a system call on `path` reaches that.
+    fn is_replaced_at(&self, path: &Path) -> bool {
+        let Ok(reached) = mountinfo::reached_at(path) else { return false };
+        let differs = self.unique_id.zip(reached.unique).is_some_and(|(own, now)| own != now);
+        differs && reached.id == self.id
     }
 
     /// Its current path, on which a system call acts on this mount. `None` once it has left the
@@ -86,7 +99,7 @@ impl OwnMount {
         };
         for _ in 0..ATTEMPTS {
             let Some(own) = self.entry().map_err(failed)? else { return Ok(None) };
-            let reached = mountinfo::id_at(&own.path).map_err(failed)?;
+            let reached = mountinfo::reached_at(&own.path).map_err(failed)?.id;
             if reached == self.id {
                 return Ok(Some(own.path));
             }
@@ -131,5 +144,46 @@ impl OwnMount {
             Some(path) if broke || detach::is_dead(&path) => self.detach(true),
             _ => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::attach;
+    use super::*;
+    use crate::MountOptions;
+
+    /// A mount that nobody serves. It ends with the descriptor.
+    fn attach(path: &Path) -> (std::os::fd::OwnedFd, OwnMount) {
+        let options = MountOptions { fs_name: "test/own".to_owned(), ..MountOptions::default() };
+        let session = attach::attach(path, 0o40755, &options).expect("a mount");
+        (session, OwnMount::attached_at(path, "test/own").expect("its entry"))
+    }
+
+    #[test]
+    fn a_mount_with_the_numbers_of_an_ended_one_is_another() {
+        if crate::available().is_err() || !attach::may_mount() {
+            return forebay_base::testing::skip("fuse", "this process cannot mount");
+        }
+        let (first, second) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        for _ in 0..1000 {
+            let (session, ended) = attach(&first.path().canonicalize().unwrap());
+            assert!(ended.is_attached().unwrap());
+            detach::detach(ended.path(), true).unwrap();
+            drop(session);
+            let (session, other) = attach(&second.path().canonicalize().unwrap());
+            let has_its_numbers = (ended.id, ended.device) == (other.id, other.device);
+            let (was_ours, is_there) = (ended.is_attached().unwrap(), other.is_attached().unwrap());
+            detach::detach(other.path(), true).unwrap();
+            drop(session);
+            if other.unique_id.is_none() {
+                return forebay_base::testing::skip("statx", "it does not know unique mount ids");
+            }
+            assert!(is_there && !was_ours);
+            if has_its_numbers {
+                return;
+            }
+        }
+        panic!("the kernel gives no number to the next mount");
     }
 }
