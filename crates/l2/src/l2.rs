@@ -434,8 +434,8 @@ impl<K: Key, V: Send + Sync + 'static> L2<K, V> {
     /// # Errors
     /// [`ErrorKind::Closed`] if the L2 fails or is closed. [`ErrorKind::Device`] or
     /// [`ErrorKind::NoMemory`] if blocks were dropped, because a write or a flush of the device
-    /// failed, or had no memory. The others are durable then. When the cache evicts dropped ones
-    /// that it still has, it offers them again. One flush returns the error, whoever wrote them.
+    /// failed, or had no memory. The others are durable then. The cache offers a dropped block
+    /// again when it evicts it. Only the first flush after the loss returns the error.
     pub fn flush(&self) -> Result<()> {
         self.flush_queue()?;
         self.shared.write_queue.take_loss().map_or(Ok(()), Err)

@@ -17,7 +17,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::attach::FS_TYPE;
-use super::mountinfo::{self, MountEntry};
+use super::mountinfo::{self, MountEntry, MountId};
 use super::{DeviceNumber, detach};
 use crate::error::MountError;
 
@@ -66,8 +66,15 @@ impl OwnMount {
 
     /// Its entry, with its current path; `None` once it has left the table.
     pub(super) fn entry(&self) -> io::Result<Option<MountEntry>> {
-        let entry = mountinfo::entries()?.into_iter().find(|entry| self.has_numbers_of(entry));
-        Ok(entry.filter(|entry| !self.is_replaced_at(&entry.path)))
+        let is_replaced = |entry: &MountEntry| {
+            mountinfo::reached_at(&entry.path).is_ok_and(|reached| self.is_replaced_by(&reached))
+        };
+        Ok(self.entry_by_numbers()?.filter(|entry| !is_replaced(entry)))
+    }
+
+    /// The entry with its numbers, which may be of a later mount.
+    fn entry_by_numbers(&self) -> io::Result<Option<MountEntry>> {
+        Ok(mountinfo::entries()?.into_iter().find(|entry| self.has_numbers_of(entry)))
     }
 
     /// Whether it is in the table.
@@ -79,9 +86,8 @@ impl OwnMount {
         entry.id == self.id && entry.device == self.device && entry.fs_type == FS_TYPE
     }
 
-    /// Whether another mount has its numbers now, and a system call on `path` reaches that.
-    fn is_replaced_at(&self, path: &Path) -> bool {
-        let Ok(reached) = mountinfo::reached_at(path) else { return false };
+    /// Whether this is a later mount, which has its numbers now.
+    fn is_replaced_by(&self, reached: &MountId) -> bool {
         let differs = self.unique_id.zip(reached.unique).is_some_and(|(own, now)| own != now);
         differs && reached.id == self.id
     }
@@ -98,13 +104,13 @@ impl OwnMount {
             source,
         };
         for _ in 0..ATTEMPTS {
-            let Some(own) = self.entry().map_err(failed)? else { return Ok(None) };
-            let reached = mountinfo::reached_at(&own.path).map_err(failed)?.id;
-            if reached == self.id {
-                return Ok(Some(own.path));
+            let Some(own) = self.entry_by_numbers().map_err(failed)? else { return Ok(None) };
+            let reached = mountinfo::reached_at(&own.path).map_err(failed)?;
+            if reached.id == self.id {
+                return Ok((!self.is_replaced_by(&reached)).then_some(own.path));
             }
             let mut entries = mountinfo::entries().map_err(failed)?.into_iter();
-            if let Some(other) = entries.find(|entry| entry.id == reached) {
+            if let Some(other) = entries.find(|entry| entry.id == reached.id) {
                 return Err(MountError::Covered {
                     path: own.path,
                     by: other.path,

@@ -352,7 +352,7 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
                 if !self.shared.immutable_keys {
                     self.failed_segments.insert(open.contents.seq);
                 }
-                if self.mark_failed(batch_blocks) > 0 {
+                if self.mark_failed(batch_blocks) {
                     self.report_lost(ErrorKind::Device, &error.to_string());
                 }
                 return Err(error);
@@ -418,9 +418,9 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
     }
 
     /// Marks the blocks of a batch whose write failed. The batch may still be on the device, so
-    /// they require tombstones. Returns how many are new.
-    fn mark_failed(&self, batch_blocks: Vec<BatchBlock<K, V>>) -> u64 {
-        let mut dropped = 0;
+    /// they require tombstones. Returns whether it has dropped any.
+    fn mark_failed(&self, batch_blocks: Vec<BatchBlock<K, V>>) -> bool {
+        let mut has_dropped = false;
         for batch_block in batch_blocks {
             // A moved block is still at its old address.
             let BatchBlock::New { hash, class, addr, block } = batch_block else { continue };
@@ -430,8 +430,8 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
                 (!self.shared.immutable_keys)
                     .then_some(Record { state: RecordState::Bad, ..record })
             });
-            dropped += 1;
+            has_dropped = true;
         }
-        dropped
+        has_dropped
     }
 }

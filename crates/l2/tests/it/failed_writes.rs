@@ -95,15 +95,11 @@ fn a_flush_reports_blocks_whose_write_failed() {
     faults.add(Rule::new(Fault::Error(5)).on(Op::Write).within(batches).times(1));
     let keys = next..next + BATCH / 4;
     keys.clone().for_each(|key| fixture.insert(key, 1, 1000));
-    let offer = || {
-        fixture.cache.offer_all(256, |candidates| {
-            forebay_cache::SecondaryCache::offer(&*fixture.l2, candidates);
-        });
-        fixture.l2.flush()
-    };
-    let error = offer().unwrap_err();
+    fixture.offer_all();
+    let error = fixture.l2.flush().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Device, "{error}");
-    offer().unwrap();
+    fixture.offer_all();
+    fixture.l2.flush().unwrap();
     fixture.cache.clear();
     assert!(keys.into_iter().all(|key| fixture.get(key).is_some()), "they are offered again");
     fixture.close();

@@ -265,9 +265,7 @@ fn a_device_that_hangs_during_reinsertion_fails_the_l2() {
     assert!(fixture.l2.stats().count("evicted") > 0);
     faults.add(Rule::new(HELD).on(Op::Read).at(Priority::AsyncRead));
     (0..250).for_each(|key| fixture.insert(1_000_000 + key, 1, 4000));
-    fixture.cache.offer_all(256, |candidates| {
-        forebay_cache::SecondaryCache::offer(&*fixture.l2, candidates);
-    });
+    fixture.offer_all();
     assert!(fixture.l2.flush().is_err());
     assert_eq!(fixture.l2.stats().count("read_errors"), 1, "{:?}", fixture.l2.stats().short());
     assert!(matches!(fixture.l2.health(), Health::Failed { .. }));
@@ -285,9 +283,7 @@ fn removal_waits_for_writes_or_reports_a_pending_one() {
         let hang = Fault::Delay(Duration::from_millis(hang_ms));
         faults.add(Rule::new(hang).on(Op::Write).times(1));
         (0..KEYS).for_each(|key| fixture.insert(key, 1, 1000));
-        fixture.cache.offer_all(256, |candidates| {
-            forebay_cache::SecondaryCache::offer(&*fixture.l2, candidates);
-        });
+        fixture.offer_all();
         assert!(fixture.l2.flush().is_err());
         assert!(matches!(fixture.l2.health(), Health::Failed { .. }));
         fixture.l2.set_tunable("stall_timeout_ms", waits_ms).unwrap();

@@ -145,9 +145,7 @@ fn the_blocks_of_a_close_are_durable_without_a_footer() {
     let footer = FIRST_SEGMENT + SEGMENT - PAGE..FIRST_SEGMENT + SEGMENT;
     let rule = faults.add(Rule::new(Fault::Error(5)).on(Op::Write).within(footer));
     fixture.insert(1, 1, 1000);
-    fixture.cache.offer_all(256, |candidates| {
-        forebay_cache::SecondaryCache::offer(&*fixture.l2, candidates);
-    });
+    fixture.offer_all();
     fixture.close();
     assert!(faults.remove(rule).unwrap() > 0, "the footer has failed");
     let recording = recorder.recording();

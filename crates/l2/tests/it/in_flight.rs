@@ -28,9 +28,7 @@ fn holding() -> (Arc<FaultDevice>, Arc<dyn Device>, Fixture) {
 }
 
 fn offer(fixture: &Fixture) {
-    fixture.cache.offer_all(256, |candidates| {
-        forebay_cache::SecondaryCache::offer(&*fixture.l2, candidates);
-    });
+    fixture.offer_all();
 }
 
 fn is_held(faults: &FaultDevice) -> bool {

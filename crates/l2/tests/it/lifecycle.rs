@@ -116,9 +116,7 @@ fn blocks_evicted_while_memory_holds_them_are_written_again() {
     // Two and a half times the size of the device, past blocks that memory keeps.
     for batch in 1..=20 {
         (0..250).for_each(|key| fixture.insert(1000 * batch + key, 1, 4000));
-        fixture.cache.offer_all(256, |candidates| {
-            forebay_cache::SecondaryCache::offer(&*fixture.l2, candidates);
-        });
+        fixture.offer_all();
         fixture.l2.flush().unwrap();
         fixture.cache.retain(|key, _, _| *key < 1000);
     }

@@ -228,15 +228,20 @@ impl Fixture {
 
     /// Writes all values that the L2 lacks, durably, and evicts them from memory.
     pub(crate) fn spill(&self) {
-        self.cache.offer_all(256, |candidates| {
-            forebay_cache::SecondaryCache::offer(&*self.l2, candidates);
-        });
+        self.offer_all();
         match self.l2.flush() {
             // The test has made a write fail.
             Err(error) if error.kind() == ErrorKind::Device => {}
             flushed => flushed.unwrap(),
         }
         self.cache.clear();
+    }
+
+    /// Offers all values in memory to the L2.
+    pub(crate) fn offer_all(&self) {
+        self.cache.offer_all(256, |candidates| {
+            forebay_cache::SecondaryCache::offer(&*self.l2, candidates);
+        });
     }
 
     /// The value of a key, from memory or from the L2.

@@ -69,9 +69,7 @@ fn fill_without_flush(fixture: &Fixture) -> u64 {
     let mut keys = 0;
     while fixture.l2.stats().count("segments") < 4 {
         (keys..keys + 20).for_each(|key| fixture.insert(key, 1, 1000));
-        fixture.cache.offer_all(256, |candidates| {
-            forebay_cache::SecondaryCache::offer(&*fixture.l2, candidates);
-        });
+        fixture.offer_all();
         keys += 20;
         let is_idle = || {
             let stats = fixture.l2.stats();
