@@ -112,6 +112,17 @@ fn weak_root() -> bool {
     }
 }
 
+/// The same, with all capabilities in a user namespace of its own; without them where the system
+/// allows no such namespaces.
+fn root_elsewhere() -> bool {
+    if !weak_root() {
+        return false;
+    }
+    // SAFETY: it takes a number.
+    unsafe { libc::unshare(libc::CLONE_NEWUSER) };
+    true
+}
+
 /// Has a child do it as somebody else.
 pub(crate) fn by(become_them: Become, path: &Path, other: &Path, change: Change) {
     let c = |path: &Path| CString::new(path.as_os_str().as_bytes()).unwrap();
@@ -174,7 +185,7 @@ fn set_id_bits_and_capabilities_do_not_survive_a_change() {
             assert_eq!(bits_of(&file), bits);
         };
         for (what, change) in CHANGES {
-            let cases: [(&str, Become, u32, u32); 6] = [
+            let cases: [(&str, Become, u32, u32); 8] = [
                 ("nobody", nobody, 0o6777, 0o777),
                 ("nobody", nobody, 0o2777, 0o777),
                 ("nobody", nobody, 0o6666, 0o666),
@@ -182,6 +193,8 @@ fn set_id_bits_and_capabilities_do_not_survive_a_change() {
                 ("a member", nobody_in_group_0, 0o6666, 0o2666),
                 ("root without CAP_FSETID", weak_root, 0o6777, 0o777),
                 ("root without CAP_FSETID", weak_root, 0o6666, 0o666),
+                ("root of another namespace", root_elsewhere, 0o6777, 0o777),
+                ("root of another namespace", root_elsewhere, 0o6666, 0o666),
             ];
             for (who, become_them, before, after) in cases {
                 fresh(before);

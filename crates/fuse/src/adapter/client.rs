@@ -20,7 +20,7 @@ impl forebay_fs::Client for Client {
     /// Reads the capabilities from `/proc`, because requests do not have them. If that fails, the
     /// process has none.
     fn has_fsetid(&self, caller: Caller) -> bool {
-        status(caller.pid).is_some_and(|status| has_capability(&status, FSETID))
+        is_capable(caller.pid, FSETID)
     }
 
     /// Reads the pending signals from `/proc`, because the crate `fuser` does not pass interrupts
@@ -39,15 +39,20 @@ const SYS_ADMIN: u32 = 21;
 /// it always this inode number (`PROC_USER_INIT_INO`).
 const INITIAL_USER_NAMESPACE: &str = "user:[4026531837]";
 
-/// Whether a process has `CAP_SYS_ADMIN` as the kernel's `capable` counts it: in the initial user
+/// Whether a process has `CAP_SYS_ADMIN`; see [`is_capable`].
+pub(crate) fn is_admin(pid: u32) -> bool {
+    is_capable(pid, SYS_ADMIN)
+}
+
+/// Whether a process has a capability as the kernel's `capable` counts it: in the initial user
 /// namespace. Every user can have all capabilities in a namespace of their own. A process that is
 /// gone, or that this one may not look at, has none.
-pub(crate) fn is_admin(pid: u32) -> bool {
+fn is_capable(pid: u32, bit: u32) -> bool {
     let is_initial = || {
         let namespace = std::fs::read_link(format!("/proc/{pid}/ns/user"));
         namespace.is_ok_and(|namespace| namespace.as_os_str() == INITIAL_USER_NAMESPACE)
     };
-    status(pid).is_some_and(|status| has_capability(&status, SYS_ADMIN)) && is_initial()
+    status(pid).is_some_and(|status| has_capability(&status, bit)) && is_initial()
 }
 
 /// The status of a process or thread.
