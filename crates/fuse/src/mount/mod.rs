@@ -161,7 +161,7 @@ impl MountShared {
     /// connection that somebody aborts leaves its mount in the table.
     fn is_unmounted(&self, error: &io::Error) -> bool {
         let is_abort = error.raw_os_error() == Some(libc::ECONNABORTED);
-        is_abort && self.own.is_attached().is_ok_and(|attached| !attached)
+        is_abort && matches!(self.own.reachable(), Ok(None))
     }
 }
 

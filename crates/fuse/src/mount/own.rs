@@ -4,7 +4,7 @@
 //!
 //! - It is known by its id, its device and its type, not by its path: others may rename a directory
 //!   above the mount point, or mount something over it. After its end the kernel gives these
-//!   numbers to the next mount, so the unique id decides.
+//!   numbers to the next mount, so the unique id decides before anything is done to a mount.
 //! - A system call takes a path, and acts on the topmost mount there. It is called only if that is
 //!   this mount.
 //!
@@ -64,20 +64,13 @@ impl OwnMount {
         self.device
     }
 
-    /// Its entry, with its current path; `None` once it has left the table.
+    /// The entry with its numbers, which has its current path; `None` once it has left the table.
+    /// After its end the entry may be of a later mount. Walks no path.
     pub(super) fn entry(&self) -> io::Result<Option<MountEntry>> {
-        let is_replaced = |entry: &MountEntry| {
-            mountinfo::reached_at(&entry.path).is_ok_and(|reached| self.is_replaced_by(&reached))
-        };
-        Ok(self.entry_by_numbers()?.filter(|entry| !is_replaced(entry)))
-    }
-
-    /// The entry with its numbers, which may be of a later mount.
-    fn entry_by_numbers(&self) -> io::Result<Option<MountEntry>> {
         Ok(mountinfo::entries()?.into_iter().find(|entry| self.has_numbers_of(entry)))
     }
 
-    /// Whether it is in the table.
+    /// Whether its numbers are in the table; see [`entry`](Self::entry).
     pub(super) fn is_attached(&self) -> io::Result<bool> {
         Ok(self.entry()?.is_some())
     }
@@ -93,7 +86,8 @@ impl OwnMount {
     }
 
     /// Its current path, on which a system call acts on this mount. `None` once it has left the
-    /// table.
+    /// table. Walks the path, which may hang if a file system above it does, and uses the mount
+    /// meanwhile.
     ///
     /// # Errors
     /// [`MountError::Covered`], or the mount table cannot be read.
@@ -104,7 +98,7 @@ impl OwnMount {
             source,
         };
         for _ in 0..ATTEMPTS {
-            let Some(own) = self.entry_by_numbers().map_err(failed)? else { return Ok(None) };
+            let Some(own) = self.entry().map_err(failed)? else { return Ok(None) };
             let reached = mountinfo::reached_at(&own.path).map_err(failed)?;
             if reached.id == self.id {
                 return Ok((!self.is_replaced_by(&reached)).then_some(own.path));
@@ -174,18 +168,18 @@ mod tests {
         let (first, second) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         for _ in 0..1000 {
             let (session, ended) = attach(&first.path().canonicalize().unwrap());
-            assert!(ended.is_attached().unwrap());
+            assert!(ended.reachable().unwrap().is_some());
             detach::detach(ended.path(), true).unwrap();
             drop(session);
             let (session, other) = attach(&second.path().canonicalize().unwrap());
             let has_its_numbers = (ended.id, ended.device) == (other.id, other.device);
-            let (was_ours, is_there) = (ended.is_attached().unwrap(), other.is_attached().unwrap());
+            let (ours, there) = (ended.reachable().unwrap(), other.reachable().unwrap());
             detach::detach(other.path(), true).unwrap();
             drop(session);
             if other.unique_id.is_none() {
                 return forebay_base::testing::skip("statx", "it does not know unique mount ids");
             }
-            assert!(is_there && !was_ours);
+            assert!(there.is_some() && ours.is_none());
             if has_its_numbers {
                 return;
             }
