@@ -160,6 +160,9 @@ impl Store {
                 Err(error) => return Err(load_failed(bp, error)),
             }
         }
+        // That others gave their loads up says nothing of the block. If it cannot be read, the
+        // devices say why, and whether they are gone.
+        self.load(bp)?;
         Err(load_failed(bp, LoadError::Abandoned))
     }
 
